@@ -128,10 +128,11 @@ class Supervisor:
         """Runs all processes once. The exit codes that tell why it ended: those of the processes
         that failed first, or zeros.
         """
-        folder = self.log_dir / f"attempt-{1 + last_attempt(self.log_dir)}"
+        earlier = last_attempt(self.log_dir)
+        folder = self.log_dir / f"attempt-{1 + earlier}"
         folder.mkdir(parents=True)
         address = f"127.0.0.1:{free_port()}"
-        children = [self._start(index, address, folder) for index in range(self.processes)]
+        children = [self._start(index, address, folder, earlier) for index in range(self.processes)]
         first_failures: list[int] = []
         deadline, asked = None, False
         while True:
@@ -161,8 +162,8 @@ class Supervisor:
             child.close()
         return first_failures or codes
 
-    def _start(self, index: int, address: str, folder: pathlib.Path) -> "Child":
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    def _start(self, index: int, address: str, folder: pathlib.Path, restarts: int) -> "Child":
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "VIT_JAX_RESTARTS": str(restarts)}
         # Large pages: see docs/performance.md.
         environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         if self.processes > 1:

@@ -124,8 +124,18 @@ class Checkpoint:
         False, "also keep the checkpoint of the best evaluation (eval.best): WORKDIR/best"
     )
     keep_every: int = option(0, "steps divisible by this are kept forever; 0: none", minimum=0)
+    keep_for_followers: int = option(
+        10,
+        "how many older checkpoints each `evaluate --follow` may hold until it has read them; 0: none",
+        minimum=0,
+    )
     max_failures: int = option(
         3, "how many consecutive saves may fail before the run ends with an error", minimum=1
+    )
+    commit_minutes: float = option(
+        5.0,
+        "how long the first process may take to merge and commit what all processes have written",
+        minimum=0,
     )
     on_config_change: str = option(
         "error", "resuming with a config that would change the result", choices=("error", "allow")

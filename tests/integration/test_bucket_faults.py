@@ -2,6 +2,10 @@
 with a sentence, and neither counts as a damaged checkpoint.
 """
 
+import concurrent.futures
+import json
+import time
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -44,6 +48,24 @@ def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp
     assert len(faults.requests()) > 200
     faults.clear()
     assert_same_bits(params_of(epath.Path(bucket) / "run"), params_of(tmp_path))
+
+
+def test_metrics_are_in_the_bucket_before_a_checkpoint_of_their_step_is(
+    tiny_config, bucket, faults
+):
+    config = tiny_config(duration="4 steps", log__every="1 steps")
+    faults.inject("stall", seconds=4, path="checkpoints/4/commit_success", methods=("POST", "PUT"))
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        run = threads.submit(train, config, f"{bucket}/run")
+        while not run.done() and not any(
+            method in ("POST", "PUT") and "commit_success" in path
+            for method, path in faults.requests()
+        ):
+            time.sleep(0.1)
+        lines = (epath.Path(bucket) / "run/metrics.jsonl").read_text().splitlines()
+        assert not run.done() and not (epath.Path(bucket) / "run/result.json").exists()
+        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+        run.result()
 
 
 def test_a_checkpoint_that_may_not_be_read_is_not_a_damaged_one(saved, bucket, faults):

@@ -1,9 +1,11 @@
 """`evaluate --follow`: beside a run that trains, killed and started again, and asked for what cannot be."""
 
+import concurrent.futures
 import json
 import re
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -12,8 +14,9 @@ from tensorboardX.proto import event_pb2
 
 import vit_jax
 from tests.integration.conftest import TINY
+from vit_jax.base import lock
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints import descriptions, pins, reading
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.prediction.overrides import load_to_evaluate
 from vit_jax.training import follow as module
@@ -140,6 +143,44 @@ def test_a_checkpoint_that_is_removed_before_its_turn_is_skipped_with_a_sentence
         result = follow(workdir, What(), watch)
     assert result["steps"] == [4, 12] and list(result["skipped"]) == ["8"]
     assert "checkpoint 8 of" in caplog.text and "was removed before" in caplog.text
+
+
+def test_a_run_keeps_what_a_slower_follower_has_not_read(tiny_config, tmp_path):
+    config = tiny_config(
+        duration="8 steps", checkpoint__every="1 steps", checkpoint__keep=1, checkpoint__best=False
+    )
+    workdir, evaluated = tmp_path / "run", threading.Event()
+
+    def watch(batches):
+        """The run ends before the first evaluation does."""
+        run.result()
+        evaluated.set()
+        return batches
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        waiting = threads.submit(follow, workdir, What(), watch)
+        while not (workdir / "evaluations" / ".evaluation.pin").exists():
+            time.sleep(0.01)
+        run = threads.submit(vit_jax.train, config, workdir)
+        result = waiting.result()
+    assert evaluated.is_set() and result["steps"] == [*range(1, 9)] and result["skipped"] == {}
+    # Without a follower: what a pin left behind asks for does not count.
+    (workdir / "evaluations" / ".evaluation.pin").write_text('{"from": 0}')
+    saved = reading.saved_steps(epath.Path(workdir / "checkpoints"))
+    assert saved == [*range(1, 9)]
+    assert pins.pinned(epath.Path(workdir), saved, most=10) == set()
+
+
+def test_followers_hold_no_more_than_the_run_allows(tmp_path):
+    workdir = epath.Path(tmp_path)
+    (workdir / pins.FOLDER).mkdir()
+    for name, first in (("a", 4), ("b", 7)):
+        pins.Pin(workdir, name).keep_from(first)
+    with lock.Lock(workdir / pins.FOLDER, name=pins.lock_name("a")):
+        assert pins.pinned(workdir, [*range(10)], most=3) == {4, 5, 6}
+        with lock.Lock(workdir / pins.FOLDER, name=pins.lock_name("b")):
+            assert pins.pinned(workdir, [*range(10)], most=2) == {4, 5, 7, 8}
+            assert pins.pinned(workdir, [*range(10)], most=0) == set()
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_skipped_too(

@@ -2,6 +2,7 @@
 with the bits of a run in a folder that nobody disturbed.
 """
 
+import json
 import os
 import pathlib
 import random
@@ -16,6 +17,7 @@ from etils import epath
 
 from tests.integration.conftest import TINY
 from tests.launch.test_soak import final_state
+from vit_jax.checkpoints.reading import saved_steps
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = 4
@@ -127,3 +129,42 @@ def test_four_then_two_then_four_processes_killed_20_times_end_with_the_same_bit
     tmp_path, compilation_cache, cloud_storage
 ):
     soak(tmp_path, compilation_cache, cloud_storage, kills=20, processes=(4, 2, 4), steps=60)
+
+
+@pytest.mark.slow
+def test_after_each_of_20_kills_metrics_go_up_to_the_newest_checkpoint(
+    tmp_path, compilation_cache, cloud_storage
+):
+    workdir = f"{cloud_storage.new_bucket()}/runs/killed"
+    overrides = TINY | {
+        "duration": "100000 steps",
+        "log.every": "1 steps",
+        "checkpoint.every": "10 steps",
+        "compilation_cache": compilation_cache,
+        "log.tensorboard": False,
+    }
+    chance, steps = random.Random(0), [0]
+    for attempt in range(20):
+        with (tmp_path / f"{attempt}.txt").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "vit_jax", "train", "--config=configs/digits.py",
+                 f"--workdir={workdir}", *(f"--config.{n}={v}" for n, v in overrides.items())],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        deadline = time.monotonic() + 300
+        while newest_step(workdir) < steps[-1] + 10 * chance.randint(1, 3):
+            assert process.poll() is None, (tmp_path / f"{attempt}.txt").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(chance.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        steps.append(newest_step(workdir))
+        lines = (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+        logged = {json.loads(line)["step"] for line in lines if line.endswith("}")}
+        assert logged >= set(range(1, steps[-1] + 1)), steps
+    assert len(set(steps)) == 21
+
+
+def newest_step(workdir: str) -> int:
+    return max(saved_steps(epath.Path(workdir) / "checkpoints"), default=0)

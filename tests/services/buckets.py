@@ -61,11 +61,13 @@ class Faults:
         Args:
           kind: 'status' (answered with `status`, not forwarded), 'reset' (connection reset, not
             forwarded), 'lost' (forwarded, then the connection is reset), 'stall' (forwarded after
-            `seconds`), 'truncate' (the connection ends after half of the body).
+            `seconds`), 'delay' (after a random time up to `seconds`), 'late' (forwarded at once, answered
+            after such a time), 'truncate' (the connection ends after half of the body).
           every: each so-many-th request that matches.
           times: how often in all; by default until `clear`.
           methods: of the requests that match.
-          path: a regular expression found in the path and query of the requests that match.
+          path: a regular expression found in the path and query of the requests that match, or in the
+            name of the object that they write.
         """
         self._faults.append(
             {"kind": kind, "status": status, "seconds": seconds, "every": every, "times": times}

@@ -5,10 +5,12 @@ returns [method, path] of each request since the last DELETE of it.
 """
 
 import asyncio
+import random
 import re
 import socket
 import struct
 import sys
+import urllib.parse
 
 import aiohttp
 from aiohttp import web
@@ -40,15 +42,18 @@ class Proxy:
         return web.Response()
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append((request.method, request.path_qs))
-        await asyncio.sleep(self._latency)
-        fault = self._next_fault(request) or {"kind": ""}
         body = await request.read()
+        path = request.path_qs + _uploaded_name(body)
+        self.requests.append((request.method, path))
+        await asyncio.sleep(self._latency)
+        fault = self._next_fault(request.method, path) or {"kind": ""}
         match fault["kind"]:
             case "status":
                 return web.Response(status=fault["status"], text="injected by the test")
             case "stall":
                 await asyncio.sleep(fault["seconds"])
+            case "delay":
+                await asyncio.sleep(random.uniform(0, fault["seconds"]))
             case "reset":
                 return _reset(request)
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _HOP]
@@ -62,6 +67,8 @@ class Proxy:
             content = await reply.read()
         if fault["kind"] == "lost":
             return _reset(request)
+        if fault["kind"] == "late":
+            await asyncio.sleep(random.uniform(0, fault["seconds"]))
         response = web.StreamResponse(status=reply.status, reason=reply.reason)
         for name, value in reply.headers.items():
             if name.lower() not in _HOP:
@@ -78,14 +85,21 @@ class Proxy:
         await response.write_eof()
         return response
 
-    def _next_fault(self, request: web.Request) -> dict | None:
+    def _next_fault(self, method: str, path: str) -> dict | None:
         for fault in self._faults:
-            if request.method in fault["methods"] and re.search(fault["path"], request.path_qs):
+            wanted = re.search(fault["path"], urllib.parse.unquote(path))
+            if wanted and method in fault["methods"]:
                 fault["seen"] += 1
                 left = fault["times"] is None or fault["seen"] <= fault["times"] * fault["every"]
                 if left and fault["seen"] % fault["every"] == 0:
                     return fault
         return None
+
+
+def _uploaded_name(body: bytes) -> str:
+    """`&name=…` of an upload whose name is not in its query but in its body, as gcsfs writes it."""
+    name = re.match(rb"--==0==.*?{\"name\": \"([^\"]*)\"", body[:4096], re.DOTALL)
+    return f"&name={name[1].decode()}" if name else ""
 
 
 def _reset(request: web.Request) -> web.Response:

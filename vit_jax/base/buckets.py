@@ -27,6 +27,7 @@ _CLIENTS = {"fsspec", "gcsfs", "s3fs"}
 _REFUSED = re.compile(
     r"\b(ABORTED|DEADLINE_EXCEEDED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE)\b"
 )
+_WITHOUT_NETWORK = ("ClientConnectorError", "ConnectTimeoutError", "EndpointConnectionError")
 _WITHOUT_KEYS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")
 _DENIED = re.compile(
     r"\b(401|403|PERMISSION_DENIED|UNAUTHENTICATED|[Ff]orbidden|[Aa]ccess ?[Dd]enied|[Uu]nauthori[sz]ed)\b"
@@ -90,8 +91,9 @@ def check_reachable(address: str, field: str) -> None:
     without an end for a network or credentials.
 
     Raises:
-      ConfigError: there is no such bucket, or no permission or credentials for it.
-      Unreachable: no answer within `PATIENCE_SECONDS`.
+      ConfigError: there is no such bucket, or no permission or credentials for it; or there is no answer within
+        `PATIENCE_SECONDS`, and this is the first start of a run.
+      Unreachable: there is no answer, and an earlier start may have had one.
     """
     scheme, bucket, key = parts(address)
     if (scheme, bucket) in _reached:
@@ -115,15 +117,44 @@ def check_reachable(address: str, field: str) -> None:
     thread.join(PATIENCE_SECONDS)
     place = f"{field}{scheme}://{bucket}"
     if not outcome:
-        raise Unreachable(
-            f"{place}: no answer from {_server(scheme)} within {PATIENCE_SECONDS:g} s: check this "
-            "machine's network and proxy settings, and start again"
+        raise _no_network(
+            f"{place}: no answer from {_server(scheme)} within {PATIENCE_SECONDS:g} s"
         )
     if (error := outcome[0]) is not None:
         if not is_failure(error):
             raise error
         raise _explained(error, place, scheme, bucket) from None
     _reached.add((scheme, bucket))
+
+
+def replace(address: str, content: bytes, generation: str) -> str:
+    """Writes an object that has a generation (on S3: an ETag), '' for none; returns the new one.
+
+    Raises:
+      FileExistsError, FileNotFoundError: it has another, or is gone.
+    """
+    scheme, bucket, key = parts(address)
+    if scheme == "gs":
+        upload = client(scheme).base.replace("/storage/", "/upload/storage/")
+        written = client(scheme).call(
+            "POST", f"{upload}b/{{}}/o", bucket, data=content, json_out=True,
+            uploadType="media", name=key, ifGenerationMatch=generation or "0",
+        )  # fmt: skip
+        return str(written["generation"])
+    condition = {"IfMatch": f'"{generation}"'} if generation else {"IfNoneMatch": "*"}
+    written = client(scheme).call_s3(
+        "put_object", Bucket=bucket, Key=key, Body=content, **condition
+    )
+    return written["ETag"].strip('"')
+
+
+def remove_unchanged(address: str, generation: str) -> None:
+    """Removes an object that has a generation; on S3 it is left empty. Raises as `replace` does."""
+    scheme, bucket, key = parts(address)
+    if scheme == "gs":
+        client(scheme).call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=generation)
+    else:
+        replace(address, b"", generation)
 
 
 def parts(address: str) -> tuple[str, str, str]:
@@ -190,6 +221,18 @@ def _role(address: str) -> str:
     return "s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject"
 
 
+def _no_network(problem: str) -> UserError:
+    """The user's error where nothing answers. A first start that ended with 42 would be made a hundred times."""
+    restarts = os.environ.get("VIT_JAX_RESTARTS") or os.environ.get("SLURM_RESTART_COUNT")
+    # In a pod of Kubernetes that does not say, it may be any start.
+    if int(restarts or 0) or (restarts is None and "KUBERNETES_SERVICE_HOST" in os.environ):
+        return Unreachable(f"{problem}: check the network, and start again")
+    return ConfigError(
+        f"{problem}: this machine has no network to it; check its network and proxy settings, on Google Cloud that "
+        "its subnet has Private Google Access or Cloud NAT"
+    )
+
+
 def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserError:
     """What went wrong when a bucket was asked, and what to do."""
     google = scheme == "gs"
@@ -207,6 +250,8 @@ def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserEr
             else "run 'aws configure', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
         return ConfigError(f"{place}: no credentials on this machine: {login}")
+    if type(error).__name__ in _WITHOUT_NETWORK:
+        return _no_network(f"{place}: {reason(error)}")
     return failure(place, error)
 
 

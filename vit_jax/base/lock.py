@@ -4,7 +4,8 @@ checkpoints and mix their metrics.
 On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
 a bucket it is a small file that its holder renews. It is free when the holder was a process of this
 machine which has ended, or when nobody has renewed it for a while by the bucket's clock: the clocks of
-two machines are not compared.
+two machines are not compared. Whoever takes, renews or releases it names the generation that it has
+seen, and the bucket refuses all but the first: however late answers are, one alone has it.
 """
 
 import fcntl
@@ -24,6 +25,7 @@ from vit_jax.base.errors import UserError
 
 NAME = ".lock"
 _RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
+_NOBODY = "nobody"
 
 
 class Locked(UserError):
@@ -62,8 +64,10 @@ class Lock:
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._unique = uuid.uuid4().hex
         self._ended = threading.Event()
-        # In a bucket: the entry of another holder, and whether it was renewed since it was seen.
+        # In a bucket: the entry of another holder, and whether it was renewed since it was seen; the
+        # generation that was seen last.
         self._watched, self._renewed = None, False
+        self._generation, self._lost = "", False
 
     def __enter__(self) -> "Lock":
         deadline = time.monotonic() + self._patience
@@ -83,8 +87,10 @@ class Lock:
         self._ended.set()
         self._thread.join()
         try:
-            if (_read(self._path) or {}).get("unique") == self._unique:
-                self._path.unlink(missing_ok=True)
+            if not self._lost:
+                places.remove_unchanged(self._path, self._generation)
+        except (FileExistsError, FileNotFoundError):  # It is another's by now.
+            pass
         except Exception as error:
             if not buckets.is_failure(error):
                 raise
@@ -109,13 +115,11 @@ class Lock:
         return True
 
     def _take_in_bucket(self) -> bool:
-        held = _read(self._path)
+        held, self._generation = _look(self._path)
         if held and not _is_free(self._path, held):
             self._watch(held)
             return False
-        self._renew()
-        time.sleep(1.0)  # of two that saw it free, the one that wrote last has it
-        if (_read(self._path) or {}).get("unique") != self._unique:
+        if self._write():
             return False
         self._thread = threading.Thread(target=self._keep, name="vit_jax-lock", daemon=True)
         self._thread.start()
@@ -135,20 +139,24 @@ class Lock:
     def _keep(self) -> None:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
-                held = _read(self._path)
-                if held and held["unique"] != self._unique:
-                    self._on_lost(
-                        f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and "
-                        f"{held['holder']} took it over: this run ends, and the other continues"
-                    )
-                    return
-                self._renew()
+                holder = self._write()
             except Exception as error:
                 if not buckets.is_failure(error):
                     raise
                 logging.warning("%s cannot be renewed: %s", self._path, buckets.reason(error))
+                continue
+            if holder not in ("", _NOBODY):
+                self._lost = True
+                self._on_lost(
+                    f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and {holder} took "
+                    "it over: this run ends, and the other continues"
+                )
+                return
 
-    def _renew(self) -> None:
+    def _write(self) -> str:
+        """Writes the entry of this process in place of the generation that was seen last. Returns who has the
+        lock, if that is not this process.
+        """
         entry = {
             "holder": self._token,
             "unique": self._unique,
@@ -156,7 +164,14 @@ class Lock:
             "machine": _machine(),
             "process": os.getpid(),
         }
-        places.write_whole(self._path, json.dumps(entry))
+        try:
+            self._generation = places.replace(self._path, json.dumps(entry), self._generation)
+            return ""
+        except (FileExistsError, FileNotFoundError):  # It is of another generation by now, or gone.
+            held, self._generation = _look(self._path)
+        if held and held["unique"] == self._unique:  # The answer to a write was lost.
+            return ""
+        return held["holder"] if held else _NOBODY
 
     def _holder(self) -> str:
         if self._in_bucket:
@@ -164,11 +179,11 @@ class Lock:
         return self._path.read_text() or "it has just begun"
 
 
-def is_held(folder: epath.Path) -> bool:
-    """Whether a run trains in a workdir, as far as its lock shows."""
-    path = folder / NAME
+def is_held(folder: epath.Path, name: str = NAME) -> bool:
+    """Whether a run trains in a workdir, as far as its lock shows; or another lock in a folder is held."""
+    path = folder / name
     if places.in_bucket(folder):
-        held = _read(path)
+        held, _ = _look(path)
         return held is not None and not _is_free(path, held)
     try:
         file = os.open(path, os.O_RDONLY)
@@ -185,12 +200,18 @@ def is_held(folder: epath.Path) -> bool:
     return False
 
 
-def _read(path: epath.Path) -> dict | None:
-    """The entry of a lock in a bucket; `None` if there is none, or only one copied from a local workdir."""
+def _look(path: epath.Path) -> tuple[dict | None, str]:
+    """The entry of a lock in a bucket, or `None` if nobody holds it, as after a copy from a local workdir, and the
+    generation of its file or an earlier one; '' if there is none.
+    """
+    generation = ""
     try:
-        return json.loads(places.read_bytes(path))
-    except (FileNotFoundError, ValueError):
-        return None
+        generation = places.describe_file(path).identity
+        return json.loads(places.read_bytes(path)), generation
+    except FileNotFoundError:
+        return None, ""
+    except ValueError:
+        return None, generation
 
 
 def _is_free(path: epath.Path, held: dict) -> bool:

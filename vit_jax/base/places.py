@@ -197,6 +197,34 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
     new.replace(path)
 
 
+def replace(path: epath.Path, content: str, identity: str) -> str:
+    """Writes an object in a bucket if nobody else has written it: if it still has an identity, see `File`.
+
+    Args:
+      identity: '' if there must be no such object.
+
+    Returns:
+      Its new identity.
+
+    Raises:
+      FileExistsError, FileNotFoundError: it has another identity, or is gone. Where the answer to a write was lost
+        and its client has asked again, that may be this write's own.
+    """
+    with _as_os_errors(path):
+        return buckets.replace(os.fspath(path), content.encode(), identity)
+
+
+def remove_unchanged(path: epath.Path, identity: str) -> None:
+    """Removes an object in a bucket, if it still has an identity. On S3, which has no such request, it is left
+    empty.
+
+    Raises:
+      FileExistsError, FileNotFoundError: see `replace`.
+    """
+    with _as_os_errors(path):
+        buckets.remove_unchanged(os.fspath(path), identity)
+
+
 def upload(file: epath.PathLike, path: epath.PathLike) -> None:
     """Copies a local file to a place, where it appears whole."""
     if in_bucket(path):

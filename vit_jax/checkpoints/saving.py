@@ -1,5 +1,5 @@
 """Writing a run's checkpoints beside training: when a save has failed, what is deleted, which is the
-last good one. What is in them is in `reading`.
+last good one. How one is written is in `committing`, what is in them in `reading`.
 """
 
 import json
@@ -13,7 +13,8 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.checkpoints import descriptions, storage
+from vit_jax.checkpoints import descriptions, pins
+from vit_jax.checkpoints.committing import Committer, remove_checkpoint
 from vit_jax.checkpoints.fingerprints import fingerprint
 from vit_jax.checkpoints.reading import (
     COMMITTED,
@@ -44,6 +45,7 @@ class Checkpoints:
         workdir: epath.PathLike,
         config: Checkpoint,
         wait_minutes: float = processes.WAIT_MINUTES,
+        before_commit: Callable[[], None] = lambda: None,
         **writing,
     ):
         """Makes the folder, and deletes what an earlier run left unfinished.
@@ -51,27 +53,15 @@ class Checkpoints:
         Args:
           config: the section `checkpoint`.
           wait_minutes: how long processes wait for each other's writes.
+          before_commit: called by process 0, in a thread, before a checkpoint is whole.
           **writing: options of Orbax's handler of the state.
         """
         self._folder = places.locate(workdir) / FOLDER
         self._config, self._wait = config, wait_minutes
         self._newest: int | None = None  # step of the newest state that is or is being saved
-        self._writing = False
         self._failures = 0
         self._best: int | None = None
-        # All are listed, so that Orbax waits through the coordination service, whose waits have an
-        # end.
-        everyone = set(range(processes.count())) if processes.count() > 1 else None
-        hosts = ocp.options.MultiprocessingOptions(active_processes=everyone)
-        self._orbax = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(
-                composite_options=ocp.CompositeOptions(multiprocessing_options=hosts),
-                state=ocp.PyTreeCheckpointHandler(multiprocessing_options=hosts, **writing),
-                description=ocp.JsonCheckpointHandler(multiprocessing_options=hosts),
-            ),
-            async_options=ocp.options.AsyncOptions(timeout_secs=round(wait_minutes * 60)),
-            multiprocessing_options=hosts,
-        )
+        self._committer = Committer(wait_minutes, config.commit_minutes, before_commit, **writing)
         logging.get_absl_logger().addFilter(_not_a_traceback_of_orbax)
         if processes.index() == 0:
             if not places.in_bucket(self._folder):
@@ -110,23 +100,10 @@ class Checkpoints:
         if step == self._newest:
             return
         self._settle()
-        self._newest, self._writing = step, True
+        self._newest = step
         tree = parts | {"fingerprint": marks or fingerprint(parts)}
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(tree),
-            description=ocp.args.JsonSave(descriptions.sealed(description)),
-        )
-        # Where no folder can be made, Orbax would wait minutes for it in threads of its own.
-        failure = _failure_of(self._make_folder)
-        failures = processes.gather("folder of a save", failure, self._wait)
-        if any(failures):
-            self._end_of_save(failures)
-            return
-        failure = _failure_of(
-            lambda: self._orbax.save(self._folder / str(step), args=items, force=True)
-        )
-        failures = processes.gather("start of a save", failure, self._wait)
-        if any(failures):
+        folder = self._folder / str(step)
+        if failures := self._committer.start(folder, tree, descriptions.sealed(description)):
             self._end_of_save(failures)
 
     def save_now(
@@ -147,8 +124,10 @@ class Checkpoints:
     def close(self) -> None:
         """Ends the threads that write, when they have written."""
         # An error that ends a run of several processes may leave a write that others never finish.
-        if processes.count() == 1 or not self._writing:
-            _failure_of(self._orbax.close)
+        failures = self._committer.failures() if processes.count() == 1 else {}
+        for failure in failures.values():
+            logging.error("cannot write the checkpoint of step %d: %s", self._newest, failure)
+        self._committer.close()
 
     def restore_latest(
         self, like: dict, before_restore: Callable[[dict], None] = lambda description: None
@@ -189,51 +168,33 @@ class Checkpoints:
             )
         return None
 
-    def _make_folder(self) -> None:
-        """Raises an error of storage unless a folder can be made in the one of all checkpoints."""
-        if not _first():
-            return
-        probe = self._folder / ".probe"
-        if places.in_bucket(probe):  # Folders exist there only in the names of objects.
-            places.write_whole(probe, b"")
-            probe.unlink()
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        probe.mkdir(exist_ok=True)
-        probe.rmdir()
-
     def _settle(self) -> None:
         """Waits for the write under way and records how it ended."""
-        if self._writing:
-            failure = _failure_of(self._orbax.wait_until_finished)
-            # Others may have found out only when their own wait for this process had ended.
-            self._end_of_save(processes.gather("end of a save", failure, 2 * self._wait))
+        if self._committer.writing:
+            self._end_of_save(self._committer.failures())
 
-    def _end_of_save(self, failures: list[str]) -> None:
+    def _end_of_save(self, failures: dict[int, str]) -> None:
         """Counts and logs a save that has ended, and deletes what it leaves behind.
 
         Args:
-          failures: what went wrong in each process, '' for nothing.
+          failures: what went wrong, by process.
 
         Raises:
           CheckpointError, ConfigError, buckets.Unreachable: too many saves in a row have failed.
         """
-        step, self._writing = self._newest, False
-        if not any(failures):
+        step = self._newest
+        if not failures:
             self._failures = 0
             if _first():
                 self._delete(self._superfluous)
             return
         self._newest, self._failures = None, self._failures + 1
-        _failure_of(self._orbax.wait_until_finished)  # of the processes where all seemed well
-        processes.barrier("failed save", self._wait)
         if _first():
             self._delete(self._unfinished)
-        several = len(failures) > 1
+            self._delete(self._superfluous)  # What followers hold may be what fills the disk.
         reasons = "; ".join(
-            f"process {process}: {failure}" if several else failure
-            for process, failure in enumerate(failures)
-            if failure
+            f"process {process}: {failure}" if processes.count() > 1 else failure
+            for process, failure in sorted(failures.items())
         )
         message = f"cannot write the checkpoint of step {step} to {self._folder}: {reasons}"
         most = self._config.max_failures
@@ -258,26 +219,33 @@ class Checkpoints:
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
         old = [step for step in old if step != self._best]
+        if not self._failures:
+            most = self._config.keep_for_followers
+            old = sorted(set(old) - pins.pinned(self._folder.parent, old, most))
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:
         whole = {str(step) for step in saved_steps(self._folder)}
+        committing = {folder.name for folder in self._committer.committing()}
         return [
             self._folder / name
             for name in places.names_in(self._folder)
-            if ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole)
+            if (ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole))
+            and name.split(ocp.path.step.TMP_DIR_SUFFIX)[0] not in committing
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
         def delete() -> None:
             for folder in find():
-                if places.in_bucket(folder):  # first what makes it whole: this may be interrupted
-                    places.remove(folder / COMMITTED)
-                folder.rmtree()
+                remove_checkpoint(folder)
 
-        failure = _failure_of(delete)
-        if failure:
-            logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
+        try:
+            delete()
+        except Exception as error:
+            if not buckets.is_failure(error):
+                raise
+            why = buckets.reason(error)
+            logging.warning("cannot delete old checkpoints in %s: %s", self._folder, why)
 
     def _set_aside(self, reasons: dict[int, Exception], good: int) -> None:
         for step, reason in reasons.items() if _first() else ():
@@ -302,16 +270,3 @@ def _not_a_traceback_of_orbax(record: python_logging.LogRecord) -> bool:
 
 def _first() -> bool:
     return processes.index() == 0
-
-
-def _failure_of(action: Callable[[], None]) -> str:
-    """How an action on storage failed, in a line; '' if it did not."""
-    try:
-        action()
-    except Exception as error:
-        # Storage fails as OSError, as errors of the clients of buckets, as TensorStore's ValueError,
-        # and as JAX's and Orbax's own errors of a wait that has come to its end.
-        if not (isinstance(error, ValueError | RuntimeError) or buckets.is_failure(error)):
-            raise
-        return storage.why(error)
-    return ""

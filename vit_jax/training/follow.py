@@ -21,7 +21,7 @@ from vit_jax.base import buckets, durations, lock, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.base.settings import change
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import pins, reading
 from vit_jax.config import config_class, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import run as running
@@ -29,7 +29,7 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import Watch
 from vit_jax.prediction.overrides import check_changes, load_to_evaluate
 from vit_jax.training.guards import make_workdir
-from vit_jax.training.series import FOLDER, Series
+from vit_jax.training.series import Series
 
 _DEFAULT_NAME = "evaluation"
 # What a workdir may hold before there is a checkpoint in it.
@@ -122,17 +122,21 @@ def follow(workdir: epath.PathLike, what: What, watch: Watch = iter) -> dict:
     workdir = places.locate(workdir, "--checkpoint")
     _check_workdir(workdir)
     name = what.series()
-    held = contextlib.nullcontext()
-    make_workdir(workdir / FOLDER, "--checkpoint")
+    held, pin = contextlib.nullcontext(), pins.Pin(workdir, name)
+    make_workdir(workdir / pins.FOLDER, "--checkpoint")
     if processes.index() == 0:
         held = lock.Lock(
-            workdir / FOLDER,
-            name=f".{name}.lock",
+            workdir / pins.FOLDER,
+            name=pins.lock_name(name),
             patience=_LOCK_SECONDS,
             busy="another process follows this run and writes to {folder} ({holder}): set another --name",
         )
     with _stopped_by_sigterm(), held, Series(workdir, name, what.marks()) as series:
-        return _Follower(workdir, what, watch, series).run()
+        try:
+            return _Follower(workdir, what, watch, series, pin).run()
+        finally:
+            if processes.index() == 0:
+                pin.release()
 
 
 def text(result: dict) -> str:
@@ -150,8 +154,11 @@ class _Follower:
       skipped: why, by step.
     """
 
-    def __init__(self, workdir: epath.Path, what: What, watch: Watch, series: "Series"):
+    def __init__(
+        self, workdir: epath.Path, what: What, watch: Watch, series: Series, pin: pins.Pin
+    ):
         self._workdir, self._what, self._watch, self._series = workdir, what, watch, series
+        self._pin, self._unread = pin, 0  # the step from which on the run is asked to keep all
         self._folder = workdir / reading.FOLDER
         self._seen: set[int] = set()
         self._failures: dict[int, int] = {}
@@ -190,8 +197,10 @@ class _Follower:
             saved = reading.saved_steps(self._folder)
             if not saved and self._seen and not self._workdir.exists():
                 raise FileNotFoundError(f"{self._workdir} does not exist any more")
+            self._pin.keep_from(self._unread)
             self._skip_removed(saved)
             todo = [s for s in saved if s not in self._series.done and s not in self.skipped]
+            self._unread = min(todo, default=max(self._seen, default=-1) + 1)
             pause.readable()
             if not todo and self._is_done():
                 return None
@@ -325,7 +334,7 @@ def _check_workdir(workdir: epath.Path) -> None:
         )
     if workdir.is_dir():
         entries = {entry.name for entry in workdir.iterdir()}
-        if entries and not entries & {*_OF_A_RUN, FOLDER}:
+        if entries and not entries & {*_OF_A_RUN, pins.FOLDER}:
             raise ConfigError(
                 f"--checkpoint={workdir} is not a run's workdir: it holds neither {reading.FOLDER} nor "
                 "config.py. With --follow set --checkpoint=WORKDIR, the run's --workdir"

@@ -164,9 +164,10 @@ class _Run:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)
-        self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
-        local, wait = config.checkpoint.local, config.hosts.wait_minutes
-        self.tier = tiers.LocalTier(local, workdir, like.parts(), wait) if local else None
+        kept, wait = config.checkpoint, config.hosts.wait_minutes
+        # A resumed run does not log again what came before its checkpoint.
+        self.checkpoints = saving.Checkpoints(workdir, kept, wait, lambda: self.writers.sync())
+        self.tier = tiers.LocalTier(kept.local, workdir, like.parts(), wait) if kept.local else None
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
@@ -205,9 +206,9 @@ class _Run:
                     self._roll_back(bad)
         finally:
             self.meter.close()
+            self.checkpoints.close()
             writers.close()
             self.clock.write()
-            self.checkpoints.close()
             if self.tier:
                 self.tier.close()
             self.programs.close()

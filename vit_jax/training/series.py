@@ -12,10 +12,9 @@ from etils import epath
 
 from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints.pins import FOLDER
 from vit_jax.devices import processes
 from vit_jax.training import writers
-
-FOLDER = "evaluations"
 
 
 class Series:

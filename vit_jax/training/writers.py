@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import json
 import math
+import os
 import pathlib
 import shutil
 import sys
@@ -64,6 +65,9 @@ class MetricWriter:
 
     def flush(self) -> None: ...
 
+    def sync(self) -> None:
+        """Returns when what has been written so far is not lost with this process; from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -108,6 +112,10 @@ class JsonLinesWriter(MetricWriter):
 
     def flush(self) -> None:
         self._file.flush()
+
+    def sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -210,8 +218,8 @@ class TensorBoardWriter(MetricWriter):
 
 class BucketWriter(MetricWriter):
     """Copies a folder of files that grow to a bucket, where nothing can be appended to: at most once
-    a minute, in a thread of its own, so that a bucket that answers late does not hold up training; and
-    at the end. The folder is removed then.
+    a minute, in a thread of its own, so that a bucket that answers late does not hold up training; for
+    each checkpoint; and at the end. The folder is removed then.
     """
 
     SECONDS = 60
@@ -233,6 +241,9 @@ class BucketWriter(MetricWriter):
         before, self._copy = self._copy, self._copies.submit(self._copy_all)
         if before:
             before.result()  # raises what went wrong a minute ago
+
+    def sync(self) -> None:
+        self._copies.submit(self._copy_all).result()
 
     def close(self) -> None:
         self._copies.shutdown()
@@ -276,6 +287,9 @@ class Writers(MetricWriter):
 
     def flush(self) -> None:
         self._each("flush")
+
+    def sync(self) -> None:
+        self._each("sync")
 
     def close(self) -> None:
         self._each("close")

@@ -1,0 +1,256 @@
+"""One checkpoint, written by all processes of a run and committed by the first: a commit in two phases.
+
+1. Process 0 makes the folder, under a name that says that it is unfinished.
+2. Every process copies its shards from its devices, for which training waits, and writes them, for which it does
+   not.
+3. Every process reports how that went, at once if it has failed. Nobody waits longer than for the slowest writer.
+4. If all have written, process 0 merges their indexes and gives the folder its final name (in a bucket: its mark).
+   It reports how that went, at once too, and has a limit of its own.
+
+Reports go through the coordination service. Orbax's handlers write the files. Its `AsyncCheckpointer` does not: there
+the other processes wait for a commit until their time is up, also when it has failed.
+"""
+
+import asyncio
+import concurrent.futures
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax.base import buckets, places
+from vit_jax.checkpoints import storage
+from vit_jax.checkpoints.reading import COMMITTED
+from vit_jax.devices import processes
+
+_SLACK_MINUTES = 1.0  # between the end of what a process may take and that of the others' patience
+_STATE, _DESCRIPTION = "state", "description"
+_METADATA = "_CHECKPOINT_METADATA"
+
+
+class Committer:
+    """Writes one checkpoint at a time. All processes of a run call the same methods in the same order, and get the
+    same answers.
+    """
+
+    def __init__(
+        self,
+        wait_minutes: float,
+        commit_minutes: float,
+        before_commit: Callable[[], None] = lambda: None,
+        **writing,
+    ):
+        """Nothing is written yet.
+
+        Args:
+          wait_minutes: how long each process may write.
+          commit_minutes: how long process 0 may take to commit what all have written.
+          before_commit: called by process 0 when all have written, in a thread.
+          **writing: options of Orbax's handler of the state.
+        """
+        self._wait, self._commit_minutes, self._before_commit = (
+            wait_minutes,
+            commit_minutes,
+            before_commit,
+        )
+        # Each process alone, as far as Orbax knows, and without its files on how each process holds each array:
+        # its barriers, and its wait for the folder of these files, do not notice failures.
+        alone = ocp.options.MultiprocessingOptions(active_processes={processes.index()})
+        kinds = ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, ocp.type_handlers.ArrayHandler(array_metadata_store=None)),
+            (np.ndarray, ocp.type_handlers.NumpyHandler()),
+            (np.number, ocp.type_handlers.ScalarHandler()),
+        )
+        self._handlers = {
+            _STATE: ocp.PyTreeCheckpointHandler(
+                multiprocessing_options=alone, type_handler_registry=kinds, **writing
+            ),
+            _DESCRIPTION: ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+        }
+        self._save: concurrent.futures.Future | None = None
+        self._commits: dict[epath.Path, concurrent.futures.Future] = {}  # of process 0
+
+    @property
+    def writing(self) -> bool:
+        """Whether a save is under way, or was when `failures` was called last."""
+        return self._save is not None
+
+    def committing(self) -> set[epath.Path]:
+        """The checkpoints that process 0 still commits, although their time may be up."""
+        return {folder for folder, commit in self._commits.items() if not commit.done()}
+
+    def start(self, folder: epath.Path, tree: dict, description: dict) -> dict[int, str]:
+        """Starts to save, and returns when the devices' memory may be reused.
+
+        Args:
+          folder: of the checkpoint, in its final place.
+          tree: of arrays.
+          description: JSON.
+
+        Returns:
+          Why the folder cannot be made, by process; nothing was started then.
+
+        Raises:
+          HostsError: the other processes cannot be reached.
+        """
+        unfinished = folder if places.in_bucket(folder) else _unfinished(folder)
+        failed = self._in_all(
+            "folder of a save", self._wait, lambda: self._make_folder(folder, unfinished)
+        )
+        if failed:
+            return failed
+        copied = threading.Event()
+        arguments = {
+            _STATE: ocp.args.PyTreeSave(tree),
+            _DESCRIPTION: ocp.args.JsonSave(description),
+        }
+        self._save = _in_thread(lambda: self._write(folder, unfinished, arguments, copied))
+        copied.wait()
+        return {}
+
+    def failures(self) -> dict[int, str]:
+        """Waits for the save under way: why it has failed, by process; {} if it has not.
+
+        Raises:
+          HostsError: the other processes cannot be reached.
+        """
+        save, self._save = self._save, None
+        return save.result() if save else {}
+
+    def close(self) -> None:
+        """Frees the handlers' memory."""
+        for handler in self._handlers.values():
+            handler.close()
+
+    def _make_folder(self, folder: epath.Path, unfinished: epath.Path) -> None:
+        """Makes an empty folder, in process 0; in a bucket, where folders exist only in the names of objects, it
+        writes one to try.
+        """
+        if processes.index():
+            return
+        if folder in self.committing():  # It would mark as whole what is written now.
+            raise TimeoutError("an earlier commit of it has not ended yet")
+        remove_checkpoint(folder)
+        if places.in_bucket(folder):
+            probe = folder / ".probe"
+            places.write_whole(probe, b"")
+            probe.unlink()
+            return
+        remove_checkpoint(unfinished)
+        for name in self._handlers:
+            (unfinished / name).mkdir(parents=True)
+
+    def _write(
+        self, folder: epath.Path, unfinished: epath.Path, arguments: dict, copied: threading.Event
+    ) -> dict[int, str]:
+        began = time.time()
+        failed = self._in_all(
+            "write of a save",
+            self._wait,
+            lambda: self._write_own(unfinished, arguments, copied),
+        )
+        return failed or self._in_all(
+            "commit of a save",
+            self._commit_minutes,
+            lambda: self._commit_in_time(folder, unfinished, began),
+        )
+
+    def _write_own(self, unfinished: epath.Path, arguments: dict, copied: threading.Event) -> None:
+        async def write() -> None:
+            try:
+                writes = [
+                    write
+                    for name, one in arguments.items()
+                    for write in await self._handlers[name].async_save(unfinished / name, args=one)
+                ]
+            finally:
+                copied.set()
+            deadline = time.monotonic() + 60 * self._wait
+            for one in writes:
+                await asyncio.to_thread(one.result, max(deadline - time.monotonic(), 0))
+
+        try:
+            asyncio.run(write())
+        except TimeoutError as error:
+            raise TimeoutError(f"not written within {self._wait:g} minutes") from error
+
+    def _commit_in_time(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
+        if processes.index():
+            return
+        commit = _in_thread(lambda: self._commit_now(folder, unfinished, began))
+        self._commits = {one: self._commits[one] for one in self.committing()} | {folder: commit}
+        try:
+            commit.result(60 * self._commit_minutes)
+        except TimeoutError as error:
+            if commit.done():  # That was storage's.
+                raise
+            raise TimeoutError(
+                f"not committed within {self._commit_minutes:g} minutes (config.checkpoint.commit_minutes)"
+            ) from error
+
+    def _commit_now(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
+        self._before_commit()
+        for name, handler in self._handlers.items():
+            handler.finalize(unfinished / name)
+            # Orbax's readers of an item in a bucket expect it there too.
+            places.write_whole(unfinished / name / COMMITTED, "")
+        metadata = {
+            "item_handlers": {name: handler.typestr() for name, handler in self._handlers.items()},
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": int(began * 1e9),
+            "commit_timestamp_nsecs": time.time_ns(),
+            "custom_metadata": {},
+        }
+        places.write_whole(unfinished / _METADATA, json.dumps(metadata))
+        places.write_whole(unfinished / COMMITTED, "")
+        if unfinished != folder:
+            unfinished.rename(folder)
+
+    def _in_all(self, phase: str, minutes: float, action: Callable[[], None]) -> dict[int, str]:
+        """Does a part of a save, which may take some minutes, and meets the other processes: why it has failed, by
+        process.
+        """
+        failure, bug = "", None
+        try:
+            action()
+        except Exception as error:
+            # Storage fails as OSError, as errors of the clients of buckets, and as TensorStore's ValueError.
+            failure = storage.why(error)
+            if not (isinstance(error, ValueError | RuntimeError) or buckets.is_failure(error)):
+                bug = error
+        failed = processes.failures(phase, failure, minutes + _SLACK_MINUTES)
+        if bug:  # The others know by now, and do not wait.
+            raise bug
+        return failed
+
+
+def _unfinished(folder: epath.Path) -> epath.Path:
+    return folder.with_name(f"{folder.name}{ocp.path.step.TMP_DIR_SUFFIX}")
+
+
+def remove_checkpoint(folder: epath.Path) -> None:
+    """Removes a checkpoint, whole or not; nothing, if it is not there."""
+    if COMMITTED in (names := places.names_in(folder)) and places.in_bucket(folder):
+        (folder / COMMITTED).unlink()  # first what makes it whole: this may be interrupted
+    if names or not places.in_bucket(folder):
+        places.remove(folder)
+
+
+def _in_thread(action: Callable) -> concurrent.futures.Future:
+    """What an action gives, in a thread that does not keep the program from ending."""
+    future = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="vit_jax-save", daemon=True).start()
+    return future
