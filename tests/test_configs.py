@@ -157,11 +157,15 @@ def documented(name: str) -> list[str]:
     return re.findall(rf"--config=configs/{name}\.py:(\S+)", RECIPES[name].read_text())
 
 
-def cases() -> list:
-    found = [(name,) for name in RECIPES]
-    found += [(name, argument) for name in RECIPES for argument in documented(name)]
+def cases(build: bool) -> list:
+    """Each recipe alone, and with each of its arguments: those in `ARGUMENTS` are slow, and to build also those
+    of the docstrings.
+    """
+    quick = [(name,) for name in RECIPES]
+    given = [(name, argument) for name in RECIPES for argument in documented(name)]
     others = [(name, argument) for name, arguments in ARGUMENTS.items() for argument in arguments]
-    return found + [pytest.param(case, marks=pytest.mark.slow) for case in others]
+    quick, slow = (quick, given + others) if build else (quick + given, others)
+    return quick + [pytest.param(case, marks=pytest.mark.slow) for case in slow]
 
 
 def lr(assembly, step: int) -> float:
@@ -184,22 +188,36 @@ def teacher(tmp_path_factory):
     return make
 
 
+def with_teacher(config, teacher):
+    """The config, with a checkpoint for the teacher that the command line would name."""
+    if config.objective.teacher == "":
+        config.objective.teacher = teacher(config.model.num_classes or 10)
+    return config
+
+
+def mesh_of_eight(config):
+    sizes = {"data": 2, "fsdp": 4} if config.mesh.fsdp == 1 else {"data": -1}
+    return meshes.make_mesh(config.mesh.to_dict() | sizes)
+
+
+@pytest.mark.parametrize("case", cases(build=False), ids=":".join)
+def test_a_recipe_resolves_and_its_batch_and_schedule_fit(case, teacher):
+    config = with_teacher(recipe(*case), teacher)
+    schedule, mesh = schedule_of(config), mesh_of_eight(config)
+    assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+    assert lr(schedule, schedule.total_steps - 1) <= np.float32(config.optim.lr)
+
+
 # Bodies that were built; those that differ in their data and schedule alone are built once.
 BUILT = set()
 
 
-@pytest.mark.parametrize("case", cases(), ids=":".join)
+@pytest.mark.parametrize("case", cases(build=True), ids=":".join)
 def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
-    config = recipe(*case)
-    if config.objective.teacher == "":  # To be said on the command line.
-        config.objective.teacher = teacher(config.model.num_classes or 10)
-    schedule = schedule_of(config)
-    mesh = {"data": 2, "fsdp": 4} if config.mesh.fsdp == 1 else {"data": -1}
-    mesh = meshes.make_mesh(config.mesh.to_dict() | mesh)
-    assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0
-    assert lr(schedule, schedule.total_steps - 1) <= np.float32(config.optim.lr)
+    config = with_teacher(recipe(*case), teacher)
     if (body := body_of(config)) in BUILT:
         return
+    schedule, mesh = schedule_of(config), mesh_of_eight(config)
     BUILT.add(body)
     assembly = build(config)
     assert (assembly.model_config, assembly.total_steps) == (

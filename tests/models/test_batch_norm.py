@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from tests.models import oracles
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import stack
 from vit_jax.devices import meshes
@@ -71,8 +72,9 @@ def test_three_steps_are_those_of_pytorch_and_so_is_what_is_computed_after_them(
         close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
         close(channels_first(y), output.detach())
         close(channels_first(dx), input.grad)
-        close(dparams["scale"], theirs.weight.grad)
-        close(dparams["bias"], theirs.bias.grad)
+        # Sums over the batch, rounded at the size of the largest.
+        oracles.assert_close(dparams["scale"], theirs.weight.grad.numpy())
+        oracles.assert_close(dparams["bias"], theirs.bias.grad.numpy())
         close(after["mean"], theirs.running_mean)
         close(after["var"], theirs.running_var)
         # Descent, so that each step has other parameters.
