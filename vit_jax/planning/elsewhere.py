@@ -65,7 +65,7 @@ def check_elsewhere(assembly: Assembly, devices: Elsewhere) -> dict | None:
     check_batch(assembly.config, make_mesh(assembly.config, target.devices))
     if target.tpu is None:
         return None
-    logging.info("compiling the step for %s, which takes a minute or so …", devices.name)
+    logging.info("compiling the step for %s, which takes minutes of a large model …", devices.name)
     plan = make_plan(assembly, target, price_per_chip_hour=devices.price_per_chip_hour)
     if not plan["fits"]:
         raise ConfigError(f"the step does not fit {devices.name}:\n{report.text(plan)}")
