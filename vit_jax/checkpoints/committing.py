@@ -53,11 +53,8 @@ class Committer:
           before_commit: called by process 0 when all have written, in a thread.
           **writing: options of Orbax's handler of the state.
         """
-        self._wait, self._commit_minutes, self._before_commit = (
-            wait_minutes,
-            commit_minutes,
-            before_commit,
-        )
+        self._wait, self._commit_minutes = wait_minutes, commit_minutes
+        self._before_commit = before_commit
         # Each process alone, as far as Orbax knows, and without its files on how each process holds each array:
         # its barriers, and its wait for the folder of these files, do not notice failures.
         alone = ocp.options.MultiprocessingOptions(active_processes={processes.index()})
@@ -77,7 +74,7 @@ class Committer:
 
     @property
     def writing(self) -> bool:
-        """Whether a save is under way, or was when `failures` was called last."""
+        """Whether there is a save whose end `failures` has not returned yet."""
         return self._save is not None
 
     def committing(self) -> set[epath.Path]:
@@ -105,9 +102,9 @@ class Committer:
         if failed:
             return failed
         copied = threading.Event()
-        arguments = {
-            _STATE: ocp.args.PyTreeSave(tree),
+        arguments = {  # What is small comes first: its failure is known before the state is written.
             _DESCRIPTION: ocp.args.JsonSave(description),
+            _STATE: ocp.args.PyTreeSave(tree),
         }
         self._save = _in_thread(lambda: self._write(folder, unfinished, arguments, copied))
         copied.wait()
@@ -176,8 +173,10 @@ class Committer:
 
         try:
             asyncio.run(write())
-        except TimeoutError as error:
-            raise TimeoutError(f"not written within {self._wait:g} minutes") from error
+        except TimeoutError:
+            raise TimeoutError(
+                f"not written within {self._wait:g} minutes (config.hosts.wait_minutes)"
+            ) from None
 
     def _commit_in_time(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         if processes.index():
@@ -186,12 +185,12 @@ class Committer:
         self._commits = {one: self._commits[one] for one in self.committing()} | {folder: commit}
         try:
             commit.result(60 * self._commit_minutes)
-        except TimeoutError as error:
+        except TimeoutError:
             if commit.done():  # That was storage's.
                 raise
             raise TimeoutError(
                 f"not committed within {self._commit_minutes:g} minutes (config.checkpoint.commit_minutes)"
-            ) from error
+            ) from None
 
     def _commit_now(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         self._before_commit()

@@ -191,7 +191,10 @@ class Checkpoints:
         self._newest, self._failures = None, self._failures + 1
         if _first():
             self._delete(self._unfinished)
-            self._delete(self._superfluous)  # What followers hold may be what fills the disk.
+            if not places.in_bucket(
+                self._folder
+            ):  # What followers hold may be what fills the disk.
+                self._delete(self._superfluous)
         reasons = "; ".join(
             f"process {process}: {failure}" if processes.count() > 1 else failure
             for process, failure in sorted(failures.items())
@@ -219,7 +222,7 @@ class Checkpoints:
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
         old = [step for step in old if step != self._best]
-        if not self._failures:
+        if not self._failures or places.in_bucket(self._folder):
             most = self._config.keep_for_followers
             old = sorted(set(old) - pins.pinned(self._folder.parent, old, most))
         return [self._folder / str(step) for step in old]
