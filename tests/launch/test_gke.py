@@ -166,17 +166,26 @@ def test_jobs_and_pods_of_a_jobset_are_valid(given):
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
+def test_pods_know_how_often_they_were_started_again():
+    (container,) = pod_of(jobset())["containers"]
+    attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
+    assert container["env"] == [
+        {"name": "VIT_JAX_RESTARTS", "valueFrom": {"fieldRef": {"fieldPath": attempt}}}
+    ]
+
+
 def test_pods_of_several_slices_get_all_that_slices_know_of_each_other():
+    (alone,) = pod_of(jobset())["containers"]
     (container,) = pod_of(jobset(slices=2))["containers"]
     job_index = "metadata.annotations['jobset.sigs.k8s.io/job-index']"
     assert container["env"] == [
+        *alone["env"],
         {"name": "JOB_INDEX", "valueFrom": {"fieldRef": {"fieldPath": job_index}}},
         {"name": "MEGASCALE_SLICE_ID", "value": "$(JOB_INDEX)"},
         {"name": "MEGASCALE_NUM_SLICES", "value": "2"},
         {"name": "MEGASCALE_COORDINATOR_ADDRESS", "value": "b16-slice-0-0.b16"},
         {"name": "MEGASCALE_PORT", "value": "8081"},
     ]
-    assert "env" not in pod_of(jobset())["containers"][0]
 
 
 def test_the_network_of_nodes_is_for_several_slices_and_says_what_it_costs(capsys):
