@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import gpu, platform, recompute, splash, tpu_attention
+from vit_jax.compute import cudnn, platform, recompute, splash, tpu_attention
 from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
@@ -93,10 +93,10 @@ def attend(
     )
     if chosen == "short":
         return tpu_attention.attend(q, k, v)
+    if chosen == "cudnn":
+        return cudnn.attend(q, k, v)
     q = _scaled(q)
-    if chosen != "xla":
-        return {"cudnn": gpu.cudnn, "splash": splash.splash}[chosen](q, k, v)
-    return _attend(q, k, v, bias)
+    return splash.splash(q, k, v) if chosen == "splash" else _attend(q, k, v, bias)
 
 
 def project_and_attend(
@@ -175,10 +175,8 @@ def choose(
         return "xla"
     if asked != "auto":
         return asked
-    if platform.current() == "gpu" and not platform.is_amd():
-        fits = head_size % 8 == 0 and head_size <= 128
-        halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-        return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
+    if platform.current() == "gpu":
+        return "cudnn" if keys >= CUDNN_TOKENS and cudnn.fits(head_size, dtype) else "xla"
     if platform.current() == "tpu":
         short = tpu_attention.fits(keys, heads, head_size, dtype)
         return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"

@@ -20,8 +20,8 @@ from vit_jax.compute import attend, gpu, platform, tpu
 
 AUTO = -1  # of `unroll`
 
-# Up to this many layers are unrolled on CPUs; beyond, compiling takes longer than it saves.
-UNROLLED = 24
+# Up to this many layers are unrolled; beyond, compiling takes longer than it saves.
+UNROLLED = {"cpu": 24, "gpu": 48, "tpu": 1}
 
 
 class ComputeOptions(Protocol):
@@ -46,8 +46,8 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     what that for GPUs needs was never measured.
     """
     if asked == AUTO:
-        loop = platform.current() != "cpu" or layers > UNROLLED or policy != "none"
-        asked = 1 if loop else 0
+        most = UNROLLED[platform.current()] if platform.current() != "cpu" or policy == "none" else 1
+        asked = 0 if layers <= most else 1
     return min(asked or layers, layers)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.compute.platform import by_platform
 from vit_jax.devices.meshes import AXES, BATCH
 
 
@@ -18,7 +19,13 @@ def constrain_batch(x: jax.Array) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if not set(BATCH) <= set(mesh.axis_names):
         return x
-    return jax.lax.with_sharding_constraint(x, P(BATCH))
+    return in_rows(jax.lax.with_sharding_constraint(x, P(BATCH)))
+
+
+@by_platform
+def in_rows(x: jax.Array) -> jax.Array:
+    """Keeps tokens (B, N, D) in this order in memory, on platforms that would choose another one."""
+    return x
 
 
 def gather_kernel(kernel: jax.Array) -> jax.Array:
