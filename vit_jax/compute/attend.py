@@ -4,6 +4,10 @@ heads projected back.
 Heads are (B, N, H, C). Softmax is in float32, and sums are accumulated in it.
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 
@@ -27,6 +31,19 @@ FEW = 8
 # fewer do not fill. `tests/benchmarks/step_peers.py --device=cuda` compares the two.
 CUDNN_TOKENS = 128
 SPLASH_TOKENS = 2048
+
+_traced: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar("traced", default=None)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[dict[str, None]]:
+    """Collects the implementations of the attention that is traced inside, in the order of their first use."""
+    kinds: dict[str, None] = {}
+    token = _traced.set(kinds)
+    try:
+        yield kinds
+    finally:
+        _traced.reset(token)
 
 
 @by_platform
@@ -91,6 +108,7 @@ def attend(
         dtype=q.dtype,
         biased=bias is not None,
     )
+    _note(chosen)
     if chosen == "short":
         return tpu_attention.attend(q, k, v)
     if chosen == "cudnn":
@@ -118,6 +136,7 @@ def project_and_attend(
     chosen = choose(implementation, queries=tokens, keys=tokens, **shape)
     if chosen != "short" or not tpu_attention.packs(tokens, heads, size, x.dtype):
         return None
+    _note(chosen)
     products = dense(x, kernel.reshape(len(kernel), -1), None)
     flat = None if bias is None else bias.reshape(-1)
     out = tpu_attention.attend_packed(products, flat, size)
@@ -136,6 +155,7 @@ def logits(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
     """Sums of the values (B, N, H, C), weighted by (B, H, Q, N): (B, Q, H, C)."""
+    _note("xla")
     return jnp.einsum("bhqn,bnhc->bqhc", weights, v)
 
 
@@ -202,6 +222,13 @@ def _check_kernel(asked, queries, keys, heads, head_size, dtype, biased) -> None
             f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
             f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
         )
+
+
+def _note(implementation: str) -> None:
+    """Adds to what `record` collects."""
+    kinds = _traced.get()
+    if kinds is not None:
+        kinds[implementation] = None
 
 
 @jax.custom_vjp

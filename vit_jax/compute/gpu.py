@@ -67,7 +67,7 @@ def _dense(x, kernel, bias):
 
 
 def _dense_forward(x, kernel, bias):
-    rounded = kernel.astype(x.dtype)
+    rounded = recompute.named(kernel.astype(x.dtype), recompute.PRODUCT)
     y = recompute.named(plain.dense.plain(x, rounded, bias), recompute.PRODUCT)
     return y, (x, rounded, bias)
 
