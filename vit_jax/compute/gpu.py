@@ -28,7 +28,10 @@ def in_rows(x: jax.Array) -> jax.Array:
     """Where layers are unrolled, XLA would store tokens with the batch last, and transpose them for every product."""
     if x.ndim != 3:
         return x
-    return with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2)))
+    # Of each device's own tokens: XLA would gather those of all for an operation that it does not know.
+    return partitioning.by_batch(
+        lambda x: with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2))), x
+    )
 
 
 @recompute.unshared.on("gpu")
@@ -85,10 +88,11 @@ _dense.defvjp(_dense_forward, _dense_backward)
 
 
 def _sum(x: jax.Array) -> jax.Array:
-    """The sum over all axes but the last, in float32. What sums up its elements, such as the check for finite gradients,
-    is not merged with it: XLA would read x once more for that.
+    """The sum over all axes but the last, in float32, on every device. What sums up its elements, such as the check for
+    finite gradients, is not merged with it: XLA would read x once more for that.
     """
-    return jax.lax.optimization_barrier(x.sum(tuple(range(x.ndim - 1)), dtype=jnp.float32))
+    total = x.sum(tuple(range(x.ndim - 1)), dtype=jnp.float32)
+    return jax.lax.optimization_barrier(partitioning.replicated(total))
 
 
 def _with_affine(forward, normed, backward):
