@@ -146,9 +146,9 @@ def _fsdp_sizes(config: ConfigDict, target: Target, data: dict) -> list[int]:
     """
     devices = len(target.devices) // max(1, config.mesh.tensor) // target.slices
     possible = [2**i for i in range(devices.bit_length()) if devices % 2**i == 0]
-    if target.tpu is None:
+    if target.capacity is None:
         return possible
-    room = target.tpu.hbm_gib * 2**30 / 2
+    room = target.capacity / 2
     for i, fsdp in enumerate(possible):
         choice = Choice(fsdp, config.model.remat, config.accumulate)
         step = compiling.prepare(make_assembly(_changed(config, choice), **data), target)

@@ -86,6 +86,7 @@ class Instruction:
       opcode: e.g. `fusion`, `all-gather`.
       operands: names of the arguments.
       attributes: the text after the arguments.
+      root: whether it gives the result of its computation.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Instruction:
     opcode: str
     operands: tuple[str, ...]
     attributes: str
+    root: bool = False
 
     @property
     def called(self) -> list[str]:
@@ -308,6 +310,7 @@ def _instruction(line: str) -> Instruction:
         opcode=opcode,
         operands=tuple(o.strip().lstrip("%") for o in operands.split(",") if o.strip()),
         attributes=rest[end + 1 :],
+        root=line.startswith("ROOT "),
     )
 
 
