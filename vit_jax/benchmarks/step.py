@@ -19,7 +19,7 @@ from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import naming
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
-from vit_jax.training.guards import check_batch
+from vit_jax.training.guards import check_batch, make_deterministic
 from vit_jax.training.step import compile_train_step
 
 
@@ -160,6 +160,7 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
 def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     """A run of the config on data with as many classes as it says, 1,000 (of masks 150) if it says none."""
     config = resolve(config)
+    make_deterministic(config)
     usual = 150 if objectives.find_objective(config.objective)[0].needs_masks else 1000
     classes = config.model.num_classes or usual
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)

@@ -32,7 +32,9 @@ FEW = 8
 CUDNN_TOKENS = 128
 SPLASH_TOKENS = 2048
 
-_traced: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar("traced", default=None)
+_traced: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
+    "traced", default=None
+)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,9 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     what that for GPUs needs was never measured.
     """
     if asked == AUTO:
-        most = UNROLLED[platform.current()] if platform.current() != "cpu" or policy == "none" else 1
+        most = (
+            UNROLLED[platform.current()] if platform.current() != "cpu" or policy == "none" else 1
+        )
         asked = 0 if layers <= most else 1
     return min(asked or layers, layers)
 

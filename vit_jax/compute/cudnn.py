@@ -8,12 +8,14 @@ What JAX's own rule, `jax.nn.dot_product_attention`, does not do for us:
 - It asks which GPU is installed while a program is traced, which a plan made on a laptop cannot answer.
 """
 
-import functools
+import os
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.compute import platform, recompute
+from vit_jax.devices import gpus
 
 # The kernels' tile of keys. Where tokens do not fill the last one, backward kernels have given NaN for logits far
 # below zero, unless they get the lengths (NVIDIA/cudnn-frontend#160, pytorch/pytorch#196678).
@@ -21,6 +23,11 @@ TILE = 128
 # Compute capability below 8.0, which the kernels do not run on.
 _BEFORE_AMPERE = ("K80", "P100", "P40", "P4", "V100", "T4", "GTX", "TITAN", "Quadro", "RTX 20")
 _HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+
+
+# The first version whose backward pass adds in a fixed order there (NVIDIA/TransformerEngine#2584).
+_BLACKWELL = ("B200", "GB200", "B300", "GB300")
+_DETERMINISTIC_ON_BLACKWELL = 91801
 
 
 def fits(head_size: int, dtype: jax.typing.DTypeLike) -> bool:
@@ -33,7 +40,7 @@ def fits(head_size: int, dtype: jax.typing.DTypeLike) -> bool:
     return halves and head_size % 8 == 0 and head_size <= largest
 
 
-@functools.partial(jax.custom_vjp)
+@jax.custom_vjp
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(q kᵀ / √C) v; all (B, N, H, C), float16 or bfloat16."""
     (out,) = _call("fwd", q, k, v, is_training=False)
@@ -48,11 +55,26 @@ def _forward(q, k, v):
 
 
 def _backward(saved, dout):
+    if gpus.is_deterministic(os.environ):
+        _check_deterministic()
     q, k, v, out, logsumexp = saved
     return tuple(_call("bwd", q, k, v, logsumexp, out, dout))
 
 
 attend.defvjp(_forward, _backward)
+
+
+def _check_deterministic() -> None:
+    """Raises `ConfigError` where the installed cuDNN would not obey `config.deterministic`."""
+    from jax._src.lib import cuda_versions  # has no public name; `None` where no GPU is
+
+    kind = platform.device_kind()
+    version = cuda_versions.cudnn_get_version() if cuda_versions else _DETERMINISTIC_ON_BLACKWELL
+    if version < _DETERMINISTIC_ON_BLACKWELL and not set(kind.split()).isdisjoint(_BLACKWELL):
+        raise ConfigError(
+            f"config.deterministic=True, but cuDNN {version // 10000}.{version // 100 % 100}.{version % 100} has no "
+            f"deterministic attention for {kind}: install 9.18.1 or later, or set config.model.attention=xla"
+        )
 
 
 def _call(direction: str, q, k, v, *saved, **options) -> list[jax.Array]:

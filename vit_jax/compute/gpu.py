@@ -1,7 +1,7 @@
 """What GPUs compute their own way, and how XLA compiles for them. They spend the time of a ViT on products and
-on passes over the memory: what is here avoids passes that XLA would make. Judged by the compiled programs, see
-docs/notes/2026-11-24-gpu-programs.md; none of it was run. Fused attention is in `cudnn.py`; memory that is set aside for a
-run is in `devices/gpus.py`.
+on passes over the memory: what is here avoids passes that XLA would make. Judged by the compiled programs
+(docs/notes/2026-11-24-gpu-programs.md); none of it was run. Fused attention is in `cudnn.py`; memory that is set
+aside for a run is in `devices/gpus.py`.
 """
 
 import functools
@@ -57,7 +57,7 @@ def project(
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """As one product with a vector of biases, which the product's kernel adds, whatever axes the features have.
     Gradients of kernel and bias are summed in float32, over tokens and over devices; automatic differentiation would
-    sum them in the dtype of x.
+    sum them in the dtype of x (`gradients_in` does so over devices).
     """
     features = kernel.shape[1:]
     flat = None if bias is None else bias.reshape(-1)
@@ -80,8 +80,9 @@ def _dense_backward(saved, dy):
     # Else XLA would sum up dy as it was before it was rounded, and store that too.
     dy = jax.lax.optimization_barrier(dy)
     tokens = tuple(range(x.ndim - 1))
-    dkernel = jnp.tensordot(x, dy, (tokens, tokens), preferred_element_type=jnp.float32)
-    return dy @ kernel.T, dkernel, None if bias is None else _sum(dy)
+    dtype = plain.gradient_dtype()
+    dkernel = jnp.tensordot(x, dy, (tokens, tokens), preferred_element_type=dtype)
+    return dy @ kernel.T, dkernel.astype(jnp.float32), None if bias is None else _sum(dy)
 
 
 _dense.defvjp(_dense_forward, _dense_backward)
@@ -96,8 +97,8 @@ def _sum(x: jax.Array) -> jax.Array:
 
 
 def _with_affine(forward, normed, backward):
-    """A norm that stores x and its statistics alone for the backward pass. Differentiated by itself, the product with the
-    scale would store the normed x in float32.
+    """A norm that stores x and its statistics alone for the backward pass. Differentiated by itself, the product
+    with the scale would store the normed x in float32.
 
     Args:
       forward, normed, backward: of the norm without scale and bias, see `norms.LAYER`.

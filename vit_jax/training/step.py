@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax import optim
 from vit_jax.base import patterns
-from vit_jax.compute import attend, choices, partitioning
+from vit_jax.compute import attend, choices, dense, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved
@@ -50,7 +50,8 @@ def make_train_step(
     place = placement(networks, config)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        grads, metrics, own = gradient_of(state, batch)
+        with dense.gradients_in(config.mesh.gradients):
+            grads, metrics, own = gradient_of(state, batch)
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
