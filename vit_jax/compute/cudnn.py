@@ -9,6 +9,7 @@ What JAX's own rule, `jax.nn.dot_product_attention`, does not do for us:
 """
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +21,20 @@ from vit_jax.devices import gpus
 # The kernels' tile of keys. Where tokens do not fill the last one, backward kernels have given NaN for logits far
 # below zero, unless they get the lengths (NVIDIA/cudnn-frontend#160, pytorch/pytorch#196678).
 TILE = 128
-# Compute capability below 8.0, which the kernels do not run on.
-_BEFORE_AMPERE = ("K80", "P100", "P40", "P4", "V100", "T4", "GTX", "TITAN", "Quadro", "RTX 20")
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
-
-
-# The first version whose backward pass adds in a fixed order there (NVIDIA/TransformerEngine#2584).
-_BLACKWELL = ("B200", "GB200", "B300", "GB300")
+# Of compute capability below 8.0, on which the kernels do not run.
+_BEFORE_AMPERE = re.compile(r"\b(K80|P100|P40?|V100|T4|GTX|TITAN|Quadro|RTX 20\d\d)\b")
+_HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)\b")
+_BLACKWELL = re.compile(r"\bG?B[23]00\b")
+# The first version whose backward pass can add in a fixed order there (NVIDIA/TransformerEngine#2584).
 _DETERMINISTIC_ON_BLACKWELL = 91801
 
 
 def fits(head_size: int, dtype: jax.typing.DTypeLike) -> bool:
     """Whether the kernels take such heads on the GPUs of the mesh that is set."""
     kind = platform.device_kind()
-    if platform.is_amd() or any(name in kind.split() for name in _BEFORE_AMPERE):
+    if platform.is_amd() or _BEFORE_AMPERE.search(kind):
         return False
-    largest = 256 if any(name in kind for name in _HOPPER) else 128
+    largest = 256 if _HOPPER.search(kind) else 128
     halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     return halves and head_size % 8 == 0 and head_size <= largest
 
@@ -70,7 +69,7 @@ def _check_deterministic() -> None:
 
     kind = platform.device_kind()
     version = cuda_versions.cudnn_get_version() if cuda_versions else _DETERMINISTIC_ON_BLACKWELL
-    if version < _DETERMINISTIC_ON_BLACKWELL and not set(kind.split()).isdisjoint(_BLACKWELL):
+    if version < _DETERMINISTIC_ON_BLACKWELL and _BLACKWELL.search(kind):
         raise ConfigError(
             f"config.deterministic=True, but cuDNN {version // 10000}.{version // 100 % 100}.{version % 100} has no "
             f"deterministic attention for {kind}: install 9.18.1 or later, or set config.model.attention=xla"
