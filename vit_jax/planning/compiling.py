@@ -95,19 +95,31 @@ class OutOfMemory(Exception):
         self.memory = memory
 
 
-def prepare(assembly: Assembly, target: Target) -> Step:
-    """Traces the step that `train` would run on the target.
+def trace(
+    assembly: Assembly, devices: list
+) -> tuple[jax.sharding.Mesh, states.TrainState, jax.stages.Traced]:
+    """Traces the step that `train` would run on these devices.
 
     Raises:
-      ConfigError: mesh or batch do not fit the target.
+      ConfigError: mesh or batch do not fit them.
     """
     config = assembly.config
-    mesh = make_mesh(config, target.devices)
+    mesh = make_mesh(config, devices)
     check_batch(config, mesh)
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
-        traced = step.trace(state, assembly.abstract_batch(mesh))
+        return mesh, state, step.trace(state, assembly.abstract_batch(mesh))
+
+
+def prepare(assembly: Assembly, target: Target) -> Step:
+    """Traces and lowers the step that `train` would run on the target.
+
+    Raises:
+      ConfigError: mesh or batch do not fit the target.
+    """
+    mesh, state, traced = trace(assembly, target.devices)
+    with jax.set_mesh(mesh):
         replicas = meshes.batch_shards(mesh)
         kept = [
             {
