@@ -8,4 +8,4 @@ of a formula, and `choices` what the config leaves open.
 """
 
 # Importing these registers their implementations (`platform.by_platform`).
-from vit_jax.compute import cpu, tpu  # noqa: F401
+from vit_jax.compute import cpu, gpu, tpu  # noqa: F401

@@ -9,19 +9,19 @@ compiled for a TPU pod on a laptop gets the TPU's.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from vit_jax.base.patterns import STACK
-from vit_jax.compute import attend, gpu, platform, tpu
+from vit_jax.compute import gpu, platform, tpu
 
 AUTO = -1  # of `unroll`
 
-# Up to this many layers are unrolled on CPUs; beyond, compiling takes longer than it saves.
-UNROLLED = 24
+# Up to this many layers are unrolled; beyond, compiling takes longer than it saves.
+UNROLLED = {"cpu": 24, "gpu": 48, "tpu": 1}
 
 
 class ComputeOptions(Protocol):
@@ -46,8 +46,10 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     what that for GPUs needs was never measured.
     """
     if asked == AUTO:
-        loop = platform.current() != "cpu" or layers > UNROLLED or policy != "none"
-        asked = 1 if loop else 0
+        most = (
+            UNROLLED[platform.current()] if platform.current() != "cpu" or policy == "none" else 1
+        )
+        asked = 0 if layers <= most else 1
     return min(asked or layers, layers)
 
 
@@ -94,22 +96,15 @@ def multiplies_bfloat16() -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def summarize(config: ComputeOptions, mesh: Mesh) -> str:
-    """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
+def summarize(config: ComputeOptions, mesh: Mesh, attention: Iterable[str] = ()) -> str:
+    """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'.
+
+    Args:
+      attention: the implementations in the program, which `attend.record` collected while it was traced.
+    """
     with jax.set_mesh(mesh):
         dtype = with_compute_dtype(config).dtype
-        phrases = []
-        if hasattr(config, "attention"):
-            kind = attend.choose(
-                config.attention,
-                queries=config.tokens,
-                keys=config.tokens,
-                heads=config.heads,
-                head_size=config.width // config.heads,
-                dtype=dtype,
-                biased=config.biased_attention,
-            )
-            phrases.append(f"attention: {kind}")
+        phrases = [f"attention: {' and '.join(attention)}"] if attention else []
         policy = remat(config)
         depth = max(_stacks(config.layers), default=0)
         if depth:

@@ -22,6 +22,9 @@ _ALLOCATION = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
+# The kernels that give the same bits every time, and of those always the same: autotuning takes what is the fastest at
+# the time of a start.
+_DETERMINISTIC = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
@@ -51,6 +54,38 @@ def reserve_memory(environment: MutableMapping[str, str]) -> None:
     """
     if not any(name in environment for name in _ALLOCATION):
         environment["XLA_CLIENT_MEM_FRACTION"] = "0.9"
+
+
+def make_deterministic(environment: MutableMapping[str, str], *, too_late: bool) -> None:
+    """Has XLA take only kernels that give the same bits every time, see `config.deterministic`.
+
+    Args:
+      environment: variables of the process.
+      too_late: whether JAX has read them already, as it does when it first uses a device.
+
+    Raises:
+      ConfigError: they cannot be set any more, or XLA_FLAGS say otherwise.
+    """
+    flags = environment.get("XLA_FLAGS", "").split()
+    missing = [flag for flag in _DETERMINISTIC if flag not in flags]
+    names = [flag.partition("=")[0] for flag in missing]
+    contrary = [flag for flag in flags if flag.partition("=")[0] in names]
+    if contrary:
+        raise ConfigError(
+            f"config.deterministic=True, but XLA_FLAGS have {' '.join(contrary)}: remove that, or set "
+            "config.deterministic=False"
+        )
+    if missing and too_late:
+        raise ConfigError(
+            "config.deterministic=True must be known before JAX uses a device, and this process has used one: start it "
+            f"with XLA_FLAGS='{' '.join([*flags, *missing])}'"
+        )
+    environment["XLA_FLAGS"] = " ".join([*flags, *missing])
+
+
+def is_deterministic(environment: Mapping[str, str]) -> bool:
+    """Whether XLA was told by `make_deterministic` or by the user."""
+    return _DETERMINISTIC[0] in environment.get("XLA_FLAGS", "").split()
 
 
 def on_node() -> int:
