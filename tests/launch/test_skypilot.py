@@ -76,7 +76,7 @@ def test_both_scripts_of_the_file_are_without_fault(task):
 def test_each_node_runs_one_process_that_knows_its_place(task, tmp_path, rank):
     code, output = run_block(
         task, tmp_path, rank, CONFIG="configs/digits.py:a b", WORKDIR=f"{tmp_path}/run",
-        FLAGS="--config.seed=1 --config.batch_size=64", EXTRA="cuda",
+        FLAGS="--config.seed=1 --config.batch_size=64", EXTRA="cuda13",
     )  # fmt: skip
     assert code == 0, output
     (line,) = [line for line in output.splitlines() if line.startswith("[0] [[")]

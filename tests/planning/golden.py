@@ -17,6 +17,7 @@ from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary
+from vit_jax.training.assembly import Assembly
 from vit_jax.user_files import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -100,8 +101,7 @@ def _parameters(state) -> dict[str, dict]:
     }
 
 
-def prepared(case: Case) -> tuple[dict, compiling.Step]:
-    """What can be told without compiling, and the step to compile."""
+def assembly_of(case: Case) -> Assembly:
     config = load_config(str(ROOT / "configs" / case.config))
     for field, value in case.changes:
         *sections, name = field.split(".")
@@ -109,7 +109,12 @@ def prepared(case: Case) -> tuple[dict, compiling.Step]:
         for one in sections:
             section = section[one]
         section[name] = value
-    assembly = plan.make_assembly(config, examples=case.examples)
+    return plan.make_assembly(config, examples=case.examples)
+
+
+def prepared(case: Case) -> tuple[dict, compiling.Step]:
+    """What can be told without compiling, and the step to compile."""
+    assembly = assembly_of(case)
     where = target.find(case.topology, slices=case.slices)
     step = compiling.prepare(assembly, where)
     return {
@@ -117,7 +122,7 @@ def prepared(case: Case) -> tuple[dict, compiling.Step]:
         "topology": case.topology,
         "slices": case.slices,
         "mesh": meshes.sizes_of(step.mesh),
-        "batch_per_chip": config.batch_size / where.chips,
+        "batch_per_chip": assembly.config.batch_size / where.chips,
         "state_bytes_per_device": step.state_bytes(),
         "parameters": _parameters(step.state),
     }, step

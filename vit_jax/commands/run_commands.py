@@ -169,7 +169,7 @@ def plan() -> None:
 
     It compiles the train step for them, and prints memory per chip, traffic, the time of a step, and time and cost of
     the run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x; KIND:GPUS or KIND:HOSTSxGPUS of a100, a100-40gb,
-    h100, h200, b200 and gb200; or cpu:N for simulated devices.
+    h100, h200, b200, gb200, b300 and gb300; or cpu:N for simulated devices.
     """
     settings = cli.define_config()
     flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, h100:8x8 or cpu:N")

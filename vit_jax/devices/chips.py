@@ -15,7 +15,9 @@ from vit_jax.base.errors import ConfigError
 # Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
 # cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip); NVIDIA's data
 # sheets, half of the figure with sparsity where that alone is printed (B200: HGX B200, Blackwell
-# data sheet; GB200: the superchip's by its two GPUs; L4: 242); AMD's of the MI300X.
+# data sheet; GB200: the superchip's by its two GPUs; L4: 242; H100 PCIe: 1,513; H100 NVL: 1,671;
+# B300: HGX B300, 36 PFLOPS of eight; GB300: 360 of 72), of RTX those with sums in float32 in the white
+# papers of their architectures; AMD's of the MI300X. CUDA's names of the devices: as nvidia-smi prints.
 PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
@@ -29,11 +31,26 @@ PEAK_BFLOAT16 = {
     "TPU7x": 2307e12 / 2,  # Two devices a chip.
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
     "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA H100 PCIe": 756.5e12,
+    "NVIDIA H100 NVL": 835.5e12,
+    "NVIDIA GH200 480GB": 989.4e12,
     "NVIDIA H200": 989.4e12,
     "NVIDIA B200": 2250e12,
     "NVIDIA GB200": 2500e12,
+    "NVIDIA B300 SXM6 AC": 2250e12,
+    "NVIDIA GB300": 2500e12,
+    "NVIDIA A10": 125e12,
+    "NVIDIA A10G": 70e12,
+    "NVIDIA A40": 149.7e12,
     "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181.05e12,
+    "NVIDIA L40S": 362.05e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 5090": 209.5e12,
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": 503.8e12,
     "AMD Instinct MI300X": 1307.4e12,
 }
 
@@ -230,6 +247,12 @@ GPUS = {
     ),
     "gb200": Gpu(
         "NVIDIA GB200", (10, 0), 152, 128, 2.062e9, 197897748480, 7.928064e12, 135528448, _HOPPER, 900e9, 50e9, 4, 72,
+    ),
+    "b300": Gpu(
+        "NVIDIA B300 SXM6 AC", (10, 3), 158, 128, 1.965e9, 297021865984, 7.936e12, 135528448, _HOPPER, 900e9, 100e9,
+    ),
+    "gb300": Gpu(
+        "NVIDIA GB300", (10, 3), 152, 128, 2.07e9, 297021079552, 7.928064e12, 135528448, _HOPPER, 900e9, 100e9, 4, 72,
     ),
 }  # fmt: skip
 

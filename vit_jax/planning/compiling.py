@@ -17,6 +17,9 @@ from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
 LARGEST = 8
+# Without a GPU to try them on, XLA takes default tiles for products, and refuses those that do not fit.
+_NO_TILES = "Couldn't find output tile sizes"
+_WITHOUT_TILES = {"xla_gpu_enable_triton_gemm": False}  # products by cuBLASLt
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -75,11 +78,13 @@ class Compiled:
       program: what `hlo` reads of it.
       memory: see `Memory`.
       seconds: what the compiler took.
+      options: what it was told besides the options of the training step.
     """
 
     program: hlo.Program
     memory: Memory
     seconds: float
+    options: dict[str, bool]
 
 
 class OutOfMemory(Exception):
@@ -90,19 +95,31 @@ class OutOfMemory(Exception):
         self.memory = memory
 
 
-def prepare(assembly: Assembly, target: Target) -> Step:
-    """Traces the step that `train` would run on the target.
+def trace(
+    assembly: Assembly, devices: list
+) -> tuple[jax.sharding.Mesh, states.TrainState, jax.stages.Traced]:
+    """Traces the step that `train` would run on these devices.
 
     Raises:
-      ConfigError: mesh or batch do not fit the target.
+      ConfigError: mesh or batch do not fit them.
     """
     config = assembly.config
-    mesh = make_mesh(config, target.devices)
+    mesh = make_mesh(config, devices)
     check_batch(config, mesh)
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
-        traced = step.trace(state, assembly.abstract_batch(mesh))
+        return mesh, state, step.trace(state, assembly.abstract_batch(mesh))
+
+
+def prepare(assembly: Assembly, target: Target) -> Step:
+    """Traces and lowers the step that `train` would run on the target.
+
+    Raises:
+      ConfigError: mesh or batch do not fit the target.
+    """
+    mesh, state, traced = trace(assembly, target.devices)
+    with jax.set_mesh(mesh):
         replicas = meshes.batch_shards(mesh)
         kept = [
             {
@@ -128,10 +145,16 @@ def compile(step: Step) -> Compiled:
     Raises:
       OutOfMemory: they have too little memory.
     """
-    began = time.perf_counter()
+    began, options = time.perf_counter(), {}
     try:
         with logs.with_elapsed_time("compiling the training step"):
-            compiled = step.lowered.compile()
+            try:
+                compiled = step.lowered.compile()
+            except jax.errors.JaxRuntimeError as error:
+                if _NO_TILES not in str(error):
+                    raise
+                options = _WITHOUT_TILES
+                compiled = step.lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -144,7 +167,7 @@ def compile(step: Step) -> Compiled:
         peak=stats.peak_memory_in_bytes,
         largest=largest_arrays(program),
     )
-    return Compiled(program, memory, time.perf_counter() - began)
+    return Compiled(program, memory, time.perf_counter() - began, options)
 
 
 def largest_arrays(program: hlo.Program, number: int = LARGEST) -> list[dict]:

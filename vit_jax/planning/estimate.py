@@ -75,7 +75,7 @@ def gpu_seconds(gpu: Gpu, parts: Mapping[str, Mapping], collectives: list[Collec
 
     Args:
       gpu: what one can do.
-      parts: see `roofline.count`.
+      parts: see `roofline.count_parts`.
       collectives: of a step.
 
     Returns:
@@ -92,15 +92,15 @@ def gpu_seconds(gpu: Gpu, parts: Mapping[str, Mapping], collectives: list[Collec
             outside += sent / min(gpu.nvlink_rate, adapters * gpu.network_rate)
         else:
             inside += sent / gpu.nvlink_rate
-    kernels = roofline.total(parts, "usual")
+    kernels = roofline.sum_of(parts, "usual")
     network = inside + outside
     return {
-        "products": roofline.total(parts, "flops") / gpu.peak,
-        "memory": roofline.total(parts, "bytes") / gpu.hbm_rate,
+        "products": roofline.sum_of(parts, "flops") / gpu.peak,
+        "memory": roofline.sum_of(parts, "bytes") / gpu.hbm_rate,
         "network": inside,
         "slices": outside,
         "kernels": kernels,
-        "floor": max(roofline.total(parts, "floor"), network),
+        "floor": max(roofline.sum_of(parts, "floor"), network),
         "expected": max(kernels, network),
         "ceiling": kernels + network,
     }

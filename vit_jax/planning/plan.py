@@ -117,7 +117,7 @@ def make_plan(
         plan["missing_bytes"] = memory.peak - target.capacity
         plan["advice"] = _advice(assembly, step, plan)
         return plan
-    plan["compile_seconds"] = compiled.seconds
+    plan |= {"compile_seconds": compiled.seconds, "compiler_options": compiled.options}
     if target.tpu:
         plan |= _on_tpu(plan, assembly, target, step, compiled)
     elif target.gpu:
@@ -171,11 +171,11 @@ def _on_gpu(target: Target, step: compiling.Step, program: hlo.Program) -> dict:
     hosts = max(1, gpu.per_nvlink // gpu.per_host)  # that NVLink joins
     islands = [device.process_index // hosts for device in step.mesh.devices.flat]
     found = collectives.find(program, islands=islands)
-    counted = roofline.count(program, costs)
+    counted = roofline.count_parts(program, costs)
     return {
         "collectives": collectives.summary(found),
         "roofline": counted,
-        "operations": roofline.largest(program, costs, OPERATIONS),
+        "operations": roofline.largest_kernels(program, costs, OPERATIONS),
         "seconds": estimate.gpu_seconds(gpu, counted, found),
     }
 
@@ -198,10 +198,12 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
     return {
+        "choices": choices.summarize(model, step.mesh),
         "model": naming.full_name(model, config.model.name),
         "image_size": config.data.image_size,
         "dtype": model.dtype,
         "remat": remat,
+        "unroll": model.unroll,
         "optimizer": config.optim.name,
         "batch_size": config.batch_size,
         "batch_per_chip": config.batch_size / target.chips,

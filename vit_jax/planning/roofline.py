@@ -82,7 +82,7 @@ def weigh(program: Program, kernels: Mapping[str, Kernel]) -> Program:
     )
 
 
-def count(program: Program, kernels: Mapping[str, Kernel]) -> dict[str, dict]:
+def count_parts(program: Program, kernels: Mapping[str, Kernel]) -> dict[str, dict]:
     """{part: {"kernels", "bytes", "flops", "floor", "usual"}} of a step on one device."""
     found = {
         part: dict.fromkeys(("kernels", "bytes", "flops", "floor", "usual"), 0) for part in PARTS
@@ -98,12 +98,12 @@ def count(program: Program, kernels: Mapping[str, Kernel]) -> dict[str, dict]:
     return found
 
 
-def total(counted: Mapping[str, dict], name: str) -> float:
-    """The sum of a column of `count`."""
+def sum_of(counted: Mapping[str, dict], name: str) -> float:
+    """The sum of a column of `count_parts`."""
     return sum(row[name] for row in counted.values())
 
 
-def largest(program: Program, kernels: Mapping[str, Kernel], number: int) -> list[dict]:
+def largest_kernels(program: Program, kernels: Mapping[str, Kernel], number: int) -> list[dict]:
     """The kernels that usually take longest in a step, a row for each."""
     rows = []
     for instruction, times in program.steps():
@@ -133,7 +133,10 @@ def _kernel(
     program: Program, instruction: Instruction, shapes: Mapping[str, tuple], gpu: Gpu
 ) -> Kernel:
     operands = [shape for name in instruction.operands for shape in shapes.get(name, ())]
-    moved = sum(shape.bytes for shape in (*operands, *instruction.shapes))
+    results = instruction.shapes
+    if instruction.opcode == "custom-call":  # less the workspace of cuBLAS and cuDNN
+        results = [shape for shape in results if shape.dtype not in ("s8", "u8")]
+    moved = sum(shape.bytes for shape in (*operands, *results))
     part, flops, seconds = "elementwise and reductions", 0, 0.0
     if instruction.opcode == "fusion":
         body = _Body(program.computations[instruction.called[0]])

@@ -127,20 +127,28 @@ def _gpu_devices(gpu: chips.Gpu, hosts: int, count: int) -> list:
 
 def _check_cuda_plugin() -> None:
     """Raises `ConfigError` where JAX's compiler for NVIDIA GPUs is not installed, or is not this JAX's."""
-    installed = {d.name: d.version for d in importlib.metadata.distributions()}
-    name = next((name for name in _CUDA_PLUGINS if name in installed), None)
-    if name is None:
+    installed = {name: _version(name) for name in _CUDA_PLUGINS if _version(name)}
+    if not installed:
         free = shutil.disk_usage(sysconfig.get_path("purelib")).free / 1e9
         room = "" if free > _CUDA_GB else f", and only {free:.1f} GB are free there"
         raise ConfigError(
             "GPUs are planned with JAX's compiler for CUDA: pip install 'vit_jax[plan-gpu]' (no GPU and no driver"
             f" are needed; it takes {_CUDA_GB} GB of {sysconfig.get_path('purelib')}{room})"
         )
-    if installed[name] != jax.lib.__version__:
+    name, version = next(iter(installed.items()))
+    needed = jax.lib.__version__
+    if version != needed:
         raise ConfigError(
-            f"{name} {installed[name]} does not fit jaxlib {jax.lib.__version__}, and JAX refuses it:"
-            f" pip install {name}=={jax.lib.__version__} {name.replace('plugin', 'pjrt')}=={jax.lib.__version__}"
+            f"{name} {version} does not fit jaxlib {needed}, which needs its own: pip install {name}=={needed}"
+            f" {name.replace('plugin', 'pjrt')}=={needed}"
         )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _simulated(name: str, count: str, slices: int) -> Target:
