@@ -52,12 +52,14 @@ VARIANTS = [
     (64, {"data.image_size": 384}),
     (32, {"data.image_size": 512}),
 ]  # fmt: skip
+OPTIONS = "DRILL_COMPILER_OPTIONS"
 FLAGS = {
     "default": {},
+    "Triton's products": {OPTIONS: '{"xla_gpu_enable_triton_gemm": true}'},
     "JAX_OPTIMIZATION_LEVEL=O1": {"JAX_OPTIMIZATION_LEVEL": "O1"},
     "exhaustive tiling": {"XLA_FLAGS": "--xla_gpu_exhaustive_tiling_search=true"},
     "no command buffers": {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="},
-}  # fmt: skip
+}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "timm", "jax-cuda12-plugin", "jax-cuda13-plugin",
             "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13")  # fmt: skip
 MARK = "DRILL "  # begins the lines of a stage that are results
@@ -168,7 +170,7 @@ def _kinds(rehearse: bool) -> dict[str, Callable]:
     def without_lengths(*qkv):
         tile, cudnn.TILE = cudnn.TILE, 1
         try:
-            return cudnn.attend(*qkv)
+            return cudnn.fused_attention(*qkv)
         finally:
             cudnn.TILE = tile
 
@@ -180,7 +182,7 @@ def _kinds(rehearse: bool) -> dict[str, Callable]:
         return jax.nn.dot_product_attention(*qkv, implementation="cudnn", **how)[:, :tokens]
 
     return kinds | {
-        "cudnn": cudnn.attend,
+        "cudnn": cudnn.fused_attention,
         "cudnn without lengths": without_lengths,
         "cudnn padded": padded,
     }
@@ -360,7 +362,10 @@ def flags(stage: Stage) -> None:
 
 
 def step_of_b16(stage: Stage) -> None:
-    """Part of `flags`."""
+    """Part of `flags`; the variable OPTIONS has compiler options to change."""
+    from vit_jax.compute import gpu
+
+    gpu.COMPILER_OPTIONS.update(json.loads(os.environ.get(OPTIONS, "{}")))
     model = ("ViT-Ti/16", 2) if stage.rehearse else MODELS[0]
     stage.attempt(lambda: _step(*model, stage, {}))
 
