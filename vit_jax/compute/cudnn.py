@@ -8,6 +8,7 @@ What JAX's own rule, `jax.nn.dot_product_attention`, does not do for us:
 - It asks which GPU is installed while a program is traced, which a plan made on a laptop cannot answer.
 """
 
+import inspect
 import os
 import re
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import platform, recompute
+from vit_jax.compute import partitioning, platform, recompute
 from vit_jax.devices import gpus
 
 # The kernels' tile of keys. Where tokens do not fill the last one, backward kernels have given NaN for logits far
@@ -83,13 +84,17 @@ def _call(direction: str, q, k, v, *saved, **options) -> list[jax.Array]:
     unused = jnp.zeros(0, q.dtype)
     masked = direction == "bwd" and q.shape[1] % TILE
     mask = fused.MaskType.PADDING if masked else fused.MaskType.NO_MASK
-    lengths = jnp.full(q.shape[0], q.shape[1], jnp.int32) if masked else unused
+    lengths = unused
+    if masked:
+        lengths = partitioning.constrain_batch(jnp.full(q.shape[0], q.shape[1], jnp.int32))
     primitive = {
         "fwd": fused._dot_product_attention_fwd_p_wrapper,
         "bwd": fused._dot_product_attention_bwd_p_wrapper,
     }[direction]
     # Bias; lengths of queries and keys; offsets of packed ones; tables of pages.
     operands = unused, lengths, lengths, unused, unused, unused, unused
+    if "score_mod" in inspect.signature(fused._dot_product_attention_fwd_rule).parameters:
+        options["score_mod"] = None  # since JAX 0.12
     return primitive.bind(
         q, k, v, *operands, *saved,
         scale=q.shape[-1] ** -0.5, seed=42, dropout_rate=0.0, variadic_args=(False, False), mask_type=mask,
