@@ -26,12 +26,20 @@ COMPILER_OPTIONS = {
 @partitioning.in_rows.on("gpu")
 def in_rows(x: jax.Array) -> jax.Array:
     """Where layers are unrolled, XLA would store tokens with the batch last, and transpose them for every product."""
-    if x.ndim != 3:
-        return x
-    # Of each device's own tokens: XLA would gather those of all for an operation that it does not know.
+    return _pinned(x) if x.ndim == 3 else x
+
+
+@jax.custom_vjp
+def _pinned(x):
+    """Of each device's own tokens: XLA would gather those of all for an operation that it does not know. The gradient is
+    pinned the same way: that of `shard_map` would be summed over `tensor`, where x is replicated.
+    """
     return partitioning.by_batch(
         lambda x: with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2))), x
     )
+
+
+_pinned.defvjp(lambda x: (_pinned(x), None), lambda _, dx: (_pinned(dx),))
 
 
 @recompute.unshared.on("gpu")
