@@ -87,7 +87,7 @@ class Timed:
         self.assembly, self.mesh = assembled(config)
         with jax.set_mesh(self.mesh):
             like = self.assembly.abstract_state(self.mesh)
-            self.batch = _made_up_batch(self.assembly, self.mesh)
+            self.batch = made_up_batch(self.assembly, self.mesh)
             began = time.perf_counter()
             jitted = compile_train_step(
                 self.assembly.train_step, states.shardings_of(like), self.mesh
@@ -141,7 +141,7 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     with jax.set_mesh(mesh):
         state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
         weights = state.weights(), *([state.own_weights()] if gives_maps else [])
-        images = _made_up_batch(assembly, mesh)["image"]
+        images = made_up_batch(assembly, mesh)["image"]
         began = time.perf_counter()
         jitted = jax.jit(answers if gives_maps else lambda w, images: forward(w, images).logits)
         with attend.record() as attention:
@@ -187,7 +187,8 @@ def _summary(
     }
 
 
-def _made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
+def made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
+    """A batch of random images, and whatever else the run's batches have, on the devices of the mesh."""
     random = np.random.default_rng(0)
     labels = 2 if assembly.multi_label else assembly.num_classes
 

@@ -114,7 +114,7 @@ def attend(
     if chosen == "short":
         return tpu_attention.attend(q, k, v)
     if chosen == "cudnn":
-        return cudnn.attend(q, k, v)
+        return cudnn.fused_attention(q, k, v)
     q = _scaled(q)
     return splash.splash(q, k, v) if chosen == "splash" else _attend(q, k, v, bias)
 

@@ -40,7 +40,7 @@ def fits(head_size: int, dtype: jax.typing.DTypeLike) -> bool:
 
 
 @jax.custom_vjp
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def fused_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(q kᵀ / √C) v; all (B, N, H, C), float16 or bfloat16."""
     (out,) = _call("fwd", q, k, v, is_training=False)
     return out
@@ -60,7 +60,7 @@ def _backward(saved, dout):
     return tuple(_call("bwd", q, k, v, logsumexp, out, dout))
 
 
-attend.defvjp(_forward, _backward)
+fused_attention.defvjp(_forward, _backward)
 
 
 def _check_deterministic() -> None:

@@ -84,7 +84,7 @@ def make_deterministic(environment: MutableMapping[str, str], *, too_late: bool)
 
 
 def is_deterministic(environment: Mapping[str, str]) -> bool:
-    """Whether XLA was told by `make_deterministic` or by the user."""
+    """Whether `make_deterministic` or the user has set this for XLA."""
     return _DETERMINISTIC[0] in environment.get("XLA_FLAGS", "").split()
 
 
