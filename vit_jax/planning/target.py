@@ -120,9 +120,14 @@ def _gpu_devices(gpu: chips.Gpu, hosts: int, count: int) -> list:
     from jax.experimental import topologies as jax_topologies
 
     _check_cuda_plugin()
-    return jax_topologies.get_topology_desc(
-        platform="cuda", target_config=gpu.target_config(), topology=f"1x{hosts}x{count}"
-    ).devices
+    try:
+        return jax_topologies.get_topology_desc(
+            platform="cuda", target_config=gpu.target_config(), topology=f"1x{hosts}x{count}"
+        ).devices
+    except NotImplementedError as error:  # It was loaded to look for GPUs, found none, and gave up.
+        raise ConfigError(
+            "JAX has its compiler for CUDA, but cannot load it: set JAX_PLATFORMS=cpu"
+        ) from error
 
 
 def _check_cuda_plugin() -> None:
