@@ -11,14 +11,12 @@ import jax
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.devices import chips, libtpu, meshes
+from vit_jax.devices import chips, gpus, libtpu, meshes
 
 # The packages that compile for NVIDIA GPUs, one for each version of CUDA, and what one of them takes
 # on disk with CUDA's own.
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _CUDA_GB = 4.4
-# Of a GPU's memory a program gets this share, as `devices.gpus.reserve_memory` sets it.
-_GPU_MEMORY = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Target:
     def capacity(self) -> int | None:
         """Bytes of a device's memory that a program can use; `None` for simulated devices."""
         if self.gpu:
-            return round(_GPU_MEMORY * self.gpu.memory)
+            return round(gpus.MEMORY_SHARE * self.gpu.memory)
         return round(self.tpu.hbm_gib * 2**30) if self.tpu else None
 
     @property
