@@ -41,7 +41,8 @@ COMPILED = {
 
 
 def plan_of(case: Case) -> dict:
-    return plan.make_plan(golden.assembly_of(case), target.find(case.topology))
+    where = target.find(case.topology)  # before JAX looks for devices
+    return plan.make_plan(golden.assembly_of(case), where)
 
 
 def reviewed_part(case: Case, made: dict) -> dict:

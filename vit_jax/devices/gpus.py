@@ -14,6 +14,7 @@ from jax._src import hardware_utils  # has no public name
 
 from vit_jax.base.errors import ConfigError
 
+MEMORY_SHARE = 0.9  # of a GPU's, for the programs of XLA
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # By which users choose how XLA allocates memory of GPUs.
 _ALLOCATION = (
@@ -53,7 +54,7 @@ def reserve_memory(environment: MutableMapping[str, str]) -> None:
     before JAX looks for devices.
     """
     if not any(name in environment for name in _ALLOCATION):
-        environment["XLA_CLIENT_MEM_FRACTION"] = "0.9"
+        environment["XLA_CLIENT_MEM_FRACTION"] = str(MEMORY_SHARE)
 
 
 def make_deterministic(environment: MutableMapping[str, str], *, too_late: bool) -> None:

@@ -111,19 +111,20 @@ def _collective(
     kind = opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
+    permutes = kind == "collective-permute"
     if opcode.endswith("-start") and kind != "all-reduce":
         # Operands, results and, of a permutation, counters.
         count = len(instruction.operands)
-        permutes = kind == "collective-permute"
         shapes = shapes[count : 2 * count] if permutes else shapes[len(shapes) // 2 :]
     size = sum(shape.bytes for shape in shapes)
-    groups = _pairs(instruction) if kind == "collective-permute" else [_first_group(instruction)]
-    group = len(groups[0])
+    groups = _pairs(instruction) if permutes else [_first_group(instruction)]
+    group = 2 if permutes else len(groups[0])
     if kind == "reduce-scatter":
         size *= group
     elif kind == "all-reduce" and within.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"
-    spanned = max(len({islands[i] for i in members}) for members in groups) if islands else 1
+    spans = [len({islands[i] for i in members}) for members in groups] if islands else []
+    spanned = max(spans, default=1)
     return Collective(
         kind, size, group, crosses_slices=spanned > 1, shapes=shapes, islands=spanned, **common
     )
@@ -131,10 +132,8 @@ def _collective(
 
 def _pairs(instruction: Instruction) -> list[list[int]]:
     """Which device sends to which in a permutation."""
-    pairs = re.search(r"source_target_pairs=\{(.*?\})\}", instruction.attributes)
-    return [
-        [int(i) for i in re.findall(r"\d+", pair)] for pair in re.findall(r"{([^}]*)}", pairs[1])
-    ]
+    pairs = instruction.attributes.partition("source_target_pairs={")[2].partition("}}")[0]
+    return [[int(source), int(to)] for source, to in re.findall(r"\{(\d+),(\d+)", pairs)]
 
 
 def _first_group(instruction: Instruction) -> list[int]:

@@ -148,8 +148,8 @@ class Program:
     Attributes:
       entry: name of the computation that runs first.
       computations: their instructions, by name.
-      kernels: cycles of one run of hand-written kernels, by the name of the instruction: the
-        compiler estimates none of them.
+      kernels: cycles of one run of what the compiler does not estimate, by the name of the
+        instruction: hand-written kernels, and on GPUs everything, in nanoseconds.
     """
 
     entry: str

@@ -117,7 +117,7 @@ def make_plan(
         plan["missing_bytes"] = memory.peak - target.capacity
         plan["advice"] = _advice(assembly, step, plan)
         return plan
-    plan |= {"compile_seconds": compiled.seconds, "compiler_options": compiled.options}
+    plan["compile_seconds"] = compiled.seconds
     if target.tpu:
         plan |= _on_tpu(plan, assembly, target, step, compiled)
     elif target.gpu:

@@ -109,13 +109,11 @@ def _time(plan: dict) -> list[tuple[str, str]]:
     parts = [f"{name} {_ms(seconds[name])}" for name in ("products", "memory", "network")]
     where = "beyond NVLink" if "roofline" in plan else "between slices"
     parts.append(f"{where} {'unknown' if slices is None else _ms(slices)}")
-    options = [f"{name}={value}" for name, value in plan["compiler_options"].items()]
     rows = [
         ("time of a step", f"{_ms(seconds['expected'])} expected"),
         ("  range", f"{_ms(seconds['floor'])} floor to {_ms(seconds['ceiling'])} ceiling"),
         ("  at best", ", ".join(parts)),
         *(_roofline(plan) if "roofline" in plan else _cycles(plan)),
-        *(("  compiled with", f"{option}, for want of a GPU to tune on") for option in options),
         ("images/s", _range(rising["images_per_second"])),
         ("MFU", _range([f"{share:.0%}" for share in reversed(run["mfu"])])),
         ("time to finish", f"{_range(falling['hours'])} hours"),

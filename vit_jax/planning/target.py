@@ -11,14 +11,12 @@ import jax
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.devices import chips, libtpu, meshes
+from vit_jax.devices import chips, gpus, libtpu, meshes
 
 # The packages that compile for NVIDIA GPUs, one for each version of CUDA, and what one of them takes
 # on disk with CUDA's own.
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _CUDA_GB = 4.4
-# Of a GPU's memory a program gets this share, as `devices.gpus.reserve_memory` sets it.
-_GPU_MEMORY = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Target:
     def capacity(self) -> int | None:
         """Bytes of a device's memory that a program can use; `None` for simulated devices."""
         if self.gpu:
-            return round(_GPU_MEMORY * self.gpu.memory)
+            return round(gpus.MEMORY_SHARE * self.gpu.memory)
         return round(self.tpu.hbm_gib * 2**30) if self.tpu else None
 
     @property
@@ -120,9 +118,14 @@ def _gpu_devices(gpu: chips.Gpu, hosts: int, count: int) -> list:
     from jax.experimental import topologies as jax_topologies
 
     _check_cuda_plugin()
-    return jax_topologies.get_topology_desc(
-        platform="cuda", target_config=gpu.target_config(), topology=f"1x{hosts}x{count}"
-    ).devices
+    try:
+        return jax_topologies.get_topology_desc(
+            platform="cuda", target_config=gpu.target_config(), topology=f"1x{hosts}x{count}"
+        ).devices
+    except NotImplementedError as error:  # It was loaded to look for GPUs, found none, and gave up.
+        raise ConfigError(
+            "JAX has its compiler for CUDA, but cannot load it: set JAX_PLATFORMS=cpu"
+        ) from error
 
 
 def _check_cuda_plugin() -> None:
