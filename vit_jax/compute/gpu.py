@@ -31,8 +31,8 @@ def in_rows(x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _pinned(x):
-    """Of each device's own tokens: XLA would gather those of all for an operation that it does not know. The gradient is
-    pinned the same way: that of `shard_map` would be summed over `tensor`, where x is replicated.
+    """Of each device's own tokens: XLA would gather those of all for an operation that it does not know. The gradient
+    is pinned the same way: that of `shard_map` would be summed over `tensor`, where x is replicated.
     """
     return partitioning.by_batch(
         lambda x: with_layout_constraint(x, Layout(major_to_minor=(0, 1, 2))), x
