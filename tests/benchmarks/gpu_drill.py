@@ -472,6 +472,7 @@ def main() -> int:
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--deterministic", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.9")  # as `vit_jax train` has it
     if given.rehearse:
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

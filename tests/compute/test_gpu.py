@@ -182,3 +182,17 @@ def test_deterministic_refuses_attention_that_cannot_be(on_gpus, monkeypatch):
     monkeypatch.setattr(platforms, "device_kind", lambda: "NVIDIA B200")
     with pytest.raises(ConfigError, match="cuDNN 9.10.2 .*B200: install 9.18.1"):
         trace()
+
+
+def test_on_several_gpus_lengths_are_sharded_and_pinned_tokens_exchange_nothing(on_gpus):
+    mesh = meshes.make_mesh({"data": 2, "fsdp": 1, "tensor": 2}, jax.devices()[:4])
+
+    def loss(x):
+        q = partitioning.in_rows(x).reshape(2, 197, 4, 64)
+        return attend.attend(q, q, q).astype(jnp.float32).sum()
+
+    with jax.set_mesh(mesh):
+        x = jax.ShapeDtypeStruct((2, 197, 256), jnp.bfloat16)
+        program = str(jax.make_jaxpr(jax.grad(loss))(x))
+    assert re.search(r"i32\[2\]\S* = sharding_constraint", program)
+    assert program.count("= layout_constraint") == 2 and "psum" not in program
