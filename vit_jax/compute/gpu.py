@@ -15,8 +15,8 @@ from vit_jax.compute import dense as plain
 
 # What differs from XLA's defaults, of a program that trains. Few, since none could be measured here:
 # - Collectives run beside products instead of between them. NVIDIA's own JAX images set it.
-# Nothing of NCCL is set: it chooses protocols and buffers by the network that it finds.
 # - Products are cuBLASLt's, which add biases and residuals while they write; Triton's leave that to another pass.
+# Nothing of NCCL is set: it chooses protocols and buffers by the network that it finds.
 COMPILER_OPTIONS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_triton_gemm": False,
