@@ -55,7 +55,7 @@ def _work(plan: dict) -> list[tuple[str, str]]:
             "optimizer, remat",
             f"{plan['optimizer']}, {plan['remat']}, accumulate {plan['accumulate']}",
         ),
-        ("chosen here", plan["choices"]),
+        ("choices", plan["choices"]),
         ("steps", f"{plan['steps']:,}"),
         (
             "products of a step",

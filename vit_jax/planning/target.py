@@ -139,7 +139,7 @@ def _check_cuda_plugin() -> None:
             f" are needed; it takes {_CUDA_GB} GB of {sysconfig.get_path('purelib')}{room})"
         )
     name, version = next(iter(installed.items()))
-    needed = jax.lib.__version__
+    needed = _version("jaxlib")
     if version != needed:
         raise ConfigError(
             f"{name} {version} does not fit jaxlib {needed}, which needs its own: pip install {name}=={needed}"
