@@ -32,7 +32,7 @@ class Case:
       config: file of `configs/` and argument.
       topology, slices: where.
       changes: fields of the config that are not the recipe's.
-      examples: to train on, where no catalog tells.
+      examples, num_classes: of the data, where no catalog tells.
     """
 
     config: str
@@ -40,6 +40,7 @@ class Case:
     slices: int = 1
     changes: tuple = ()
     examples: int | None = None
+    num_classes: int | None = None
 
 
 _FROM_CHECKPOINT = (("init_from", ""), ("model.name", "ViT-B/16"), ("model.num_classes", 1000))
@@ -109,7 +110,7 @@ def assembly_of(case: Case) -> Assembly:
         for one in sections:
             section = section[one]
         section[name] = value
-    return plan.make_assembly(config, examples=case.examples)
+    return plan.make_assembly(config, examples=case.examples, num_classes=case.num_classes)
 
 
 def prepared(case: Case) -> tuple[dict, compiling.Step]:

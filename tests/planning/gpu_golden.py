@@ -23,7 +23,7 @@ CASES = {
 }
 # One H100 each: nothing is kept of them but that they compile and fit.
 _EOMT = (
-    ("init_from", ""), ("model.name", "ViT-B/16"), ("model.num_classes", 150), ("data.mean", (0.5, 0.5, 0.5)),
+    ("init_from", ""), ("model.name", "ViT-B/16"), ("data.mean", (0.5, 0.5, 0.5)),
     ("data.std", (0.5, 0.5, 0.5)), ("data.interpolation", "bilinear"),
 )  # fmt: skip
 COMPILED = {
@@ -36,7 +36,7 @@ COMPILED = {
         changes=(("batch_size", 128), ("model.name", "R50+ViT-B/16")),
     ),
     "DeiT-S": Case("deit.py:S", "h100:1", changes=(("batch_size", 256),)),
-    "EoMT": Case("segmentation.py", "h100:1", changes=_EOMT, examples=20_210),
+    "EoMT": Case("segmentation.py", "h100:1", changes=_EOMT, examples=20_210, num_classes=150),
 }  # fmt: skip
 
 
