@@ -15,6 +15,7 @@ PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
 ONNX = ["onnx>=1.19", "onnxruntime>=1.20"]
 SERVE = ["aiohttp>=3.14", "prometheus_client>=0.26"]
 PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
+CUDA13 = ["jax[cuda13]"]
 TEST = [
     *PLAN,
     *SERVE,
@@ -103,7 +104,10 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "plan": PLAN,
-        "cuda": ["jax[cuda13]"],
+        "plan-gpu": CUDA13,  # The compiler for GPUs, of which none is needed.
+        "cuda12": ["jax[cuda12]"],
+        "cuda13": CUDA13,
+        "cuda": CUDA13,  # As `cuda13`, under its earlier name.
         "gcs": ["gcsfs>=2026.10"],
         "s3": ["s3fs>=2026.9"],
         "heic": ["pillow-heif>=1.8"],

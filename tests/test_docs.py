@@ -61,6 +61,7 @@ PARSED = {
     "--last=": "needs a run with several checkpoints; tests/interchange/test_averaging.py",
     "report /data": "needs runs; tests/studies",
     "report gs://": "needs runs; tests/integration/test_pods.py",
+    "--topology=h100": "needs the compiler for CUDA; tests/planning/test_gpu_golden.py",
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
 # Commands that end with the sentence that their data is not there.

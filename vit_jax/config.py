@@ -39,6 +39,11 @@ class Mesh:
     fsdp_min_size: int = option(
         2**16, "arrays with fewer elements are not sharded over data and fsdp", minimum=0
     )
+    gradients: str = option(
+        "float32",
+        "GPUs: type in which gradients of kernels are added over devices; bfloat16 halves the traffic and rounds sums",
+        choices=("float32", "bfloat16"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +314,12 @@ class Config:
         "auto",
         "directory of compiled programs; only you should be able to write to it; auto: "
         "~/.cache/vit_jax/xla, or WORKDIR/compiled for several processes and in buckets; '': none",
+        may_change=True,
+    )
+    deterministic: bool = option(
+        False,
+        "GPUs: only kernels that add in the same order every time, chosen without timing them, so that a restart gives "
+        "the same bits; slower. CPUs and TPUs need no such option",
         may_change=True,
     )
     model: models.Name = section(models.Name)

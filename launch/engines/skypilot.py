@@ -1,5 +1,6 @@
 """Machines of any cloud, by SkyPilot (pip install skypilot) and `launch/skypilot/train.yaml`."""
 
+import re
 from types import SimpleNamespace
 
 from launch import checking, flags, shell
@@ -42,7 +43,7 @@ def start(
     accelerators, extra = f"{options.gpu}:{options.gpus_per_node}", options.extra
     if options.topology:
         accelerators = f"tpu-{chips.check_vm_slice(options.topology)[1]}"
-        extra = extra.replace("cuda", "tpu")
+        extra = re.sub(r"cuda\d*", "tpu", extra)
     # Only a managed job replaces machines that are taken away.
     verb = (
         ["jobs", "launch", "--use-spot"]

@@ -327,8 +327,8 @@ def main() -> None:
     dtypes = [flags.dtype] if flags.dtype else ["bfloat16"] if cuda else ["float32", "bfloat16"]
     rate = matmul_rate() if cuda else None
     results = []
-    # On a GPU, attention's implementations beside each other.
-    kinds = ("xla", "cudnn") if cuda else (flags.attention,)
+    # On a GPU, attention's implementations beside each other, unless one is asked for.
+    kinds = ("xla", "cudnn") if cuda and flags.attention == "auto" else (flags.attention,)
     for row, dtype, kind in itertools.product(rows, dtypes, kinds):
         flags.model, flags.image_size, flags.batch_size, flags.inference = row
         flags.dtype, flags.attention = dtype, kind

@@ -106,7 +106,9 @@ def test_a_kernel_of_gpus_is_refused_elsewhere(monkeypatch):
         ("cpu", AUTO, 12, "none", 12),
         ("cpu", AUTO, 12, "full", 1),
         ("cpu", AUTO, 48, "none", 1),
-        ("gpu", AUTO, 12, "none", 1),
+        ("gpu", AUTO, 12, "none", 12),
+        ("gpu", AUTO, 12, "save_products", 12),
+        ("gpu", AUTO, 64, "none", 1),
         ("gpu", 0, 24, "none", 24),
         ("tpu", AUTO, 12, "none", 1),
         ("tpu", 0, 12, "none", 12),
@@ -222,7 +224,7 @@ def test_the_platform_is_that_of_the_mesh():
 def test_all_choices_are_said_in_one_line(monkeypatch, kit):
     monkeypatch.setattr(choices, "multiplies_bfloat16", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
-    summary = choices.summarize(config, one_device())
+    summary = choices.summarize(config, one_device(), ["xla"])
     assert summary.startswith(
         "attention: xla, layers: scanned, remat: save_attention, computed in: "
     )

@@ -107,7 +107,7 @@ def test_the_command_of_skypilot(shown, in_bucket):
         "skypilot", "--name=b16", "--nodes=2", "--gpus_per_node=4", "--", *in_bucket, "--", "--yes"
     )
     assert command[:3] == ["sky", "launch", "--cluster=b16"] and command[-2] == "--yes"
-    assert {"--num-nodes=2", "--gpus=H100:4", "--env=EXTRA=cuda,gcs", "--env=VERSION="} <= set(
+    assert {"--num-nodes=2", "--gpus=H100:4", "--env=EXTRA=cuda13,gcs", "--env=VERSION="} <= set(
         command
     )
     (text,) = [word for word in command if word.startswith("--env=COMMAND=")]

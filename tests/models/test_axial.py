@@ -10,7 +10,7 @@ import pytest
 from tests.models import oracles
 from tests.models.conftest import parameters, run
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import choices
+from vit_jax.compute import attend, choices
 from vit_jax.devices import meshes
 from vit_jax.models import axial_resnet, registry
 
@@ -165,10 +165,16 @@ def test_what_is_captured_of_an_axial_vit_are_maps_of_rows_and_of_columns():
         np.testing.assert_allclose(captured[name].sum(-1), 1, rtol=1e-5)
 
 
-def test_the_summary_of_an_axial_resnet_names_no_kernel_of_attention():
+def test_an_axial_resnet_takes_no_kernel_of_attention():
     mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
-    assert choices.summarize(resnet(), mesh) == "remat: none, computed in: float32"
-    assert choices.summarize(vit(), mesh).startswith("attention: xla, layers: scanned")
+
+    def summary(config):
+        with attend.record() as kinds:
+            run(config, parameters(config), images(config))
+        return choices.summarize(config, mesh, kinds)
+
+    assert summary(resnet()) == "remat: none, computed in: float32"
+    assert summary(vit()).startswith("attention: xla, layers: scanned")
 
 
 def test_tables_of_relative_positions_are_interpolated_between_their_ends():

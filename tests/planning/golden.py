@@ -17,6 +17,7 @@ from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary
+from vit_jax.training.assembly import Assembly
 from vit_jax.user_files import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ class Case:
       config: file of `configs/` and argument.
       topology, slices: where.
       changes: fields of the config that are not the recipe's.
-      examples: to train on, where no catalog tells.
+      examples, num_classes: of the data, where no catalog tells.
     """
 
     config: str
@@ -39,6 +40,7 @@ class Case:
     slices: int = 1
     changes: tuple = ()
     examples: int | None = None
+    num_classes: int | None = None
 
 
 _FROM_CHECKPOINT = (("init_from", ""), ("model.name", "ViT-B/16"), ("model.num_classes", 1000))
@@ -100,8 +102,7 @@ def _parameters(state) -> dict[str, dict]:
     }
 
 
-def prepared(case: Case) -> tuple[dict, compiling.Step]:
-    """What can be told without compiling, and the step to compile."""
+def assembly_of(case: Case) -> Assembly:
     config = load_config(str(ROOT / "configs" / case.config))
     for field, value in case.changes:
         *sections, name = field.split(".")
@@ -109,7 +110,12 @@ def prepared(case: Case) -> tuple[dict, compiling.Step]:
         for one in sections:
             section = section[one]
         section[name] = value
-    assembly = plan.make_assembly(config, examples=case.examples)
+    return plan.make_assembly(config, examples=case.examples, num_classes=case.num_classes)
+
+
+def prepared(case: Case) -> tuple[dict, compiling.Step]:
+    """What can be told without compiling, and the step to compile."""
+    assembly = assembly_of(case)
     where = target.find(case.topology, slices=case.slices)
     step = compiling.prepare(assembly, where)
     return {
@@ -117,7 +123,7 @@ def prepared(case: Case) -> tuple[dict, compiling.Step]:
         "topology": case.topology,
         "slices": case.slices,
         "mesh": meshes.sizes_of(step.mesh),
-        "batch_per_chip": config.batch_size / where.chips,
+        "batch_per_chip": assembly.config.batch_size / where.chips,
         "state_bytes_per_device": step.state_bytes(),
         "parameters": _parameters(step.state),
     }, step

@@ -87,7 +87,7 @@ def test_a_plan_is_plain_data_and_readable(made):
     [
         ("v5e:3x3", "v5e has no slice '3x3'; it has: 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
         ("v5p:8x4x4", "v5p has no slice '8x4x4'.*4x4x8"),
-        ("v5x:4x4", "unknown kind 'v5x'; did you mean 'v5p'.*tpu7x, cpu"),
+        ("v5x:4x4", r"unknown kind 'v5x'; did you mean 'v5p'\? Kinds are .*tpu7x, a100.*, cpu;"),
         ("cpu:many", "cpu:N for N simulated"),
         ("cpu:9", "allow 8 simulated devices"),
     ],

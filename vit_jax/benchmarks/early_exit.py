@@ -15,7 +15,7 @@ from vit_jax.benchmarks import breakdown
 from vit_jax.benchmarks.context import context
 from vit_jax.benchmarks.step import assembled
 from vit_jax.checkpoints import reading
-from vit_jax.compute import choices
+from vit_jax.compute import attend, choices
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes
@@ -111,7 +111,9 @@ def _time(
 
     with jax.set_mesh(mesh):
         judge = jax.jit(confidences)
-        confidence = np.concatenate([jax.device_get(judge(weights, x)) for x, _ in batches], axis=1)
+        with attend.record() as attention:
+            answers = [jax.device_get(judge(weights, x)) for x, _ in batches]
+        confidence = np.concatenate(answers, axis=1)
         there = np.concatenate([real for _, real in batches])
         thresholds = tuple(choose(confidence[:, there]))
         whole = jax.jit(lambda weights, images: forward(weights, images).logits)
@@ -143,7 +145,7 @@ def _time(
         "model": naming.full_name(model_config, config.model.name),
         "image_size": config.data.image_size,
         "dtype": model_config.dtype,
-        "choices": choices.summarize(model_config, mesh),
+        "choices": choices.summarize(model_config, mesh, attention),
         "batch_size": size,
         "images": count,
         "thresholds": list(thresholds),

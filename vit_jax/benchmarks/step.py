@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -11,14 +12,14 @@ from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.benchmarks import breakdown as timing
 from vit_jax.benchmarks.context import context
-from vit_jax.compute import choices
+from vit_jax.compute import attend, choices
 from vit_jax.devices import chips
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import naming
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
-from vit_jax.training.guards import check_batch
+from vit_jax.training.guards import check_batch, make_deterministic
 from vit_jax.training.step import compile_train_step
 
 
@@ -61,7 +62,7 @@ def step(
     median = statistics.median(times)
     flops = assembly.step_flops
     peak = chips.peak_flops(jax.devices()[0].device_kind)
-    result = _summary(assembly, mesh, times) | {
+    result = _summary(assembly, mesh, times, timed.attention) | {
         "compile_seconds": timed.compile_seconds,
         "model_flops_per_step": flops,
         "model_flops_per_second": flops / median,
@@ -86,12 +87,13 @@ class Timed:
         self.assembly, self.mesh = assembled(config)
         with jax.set_mesh(self.mesh):
             like = self.assembly.abstract_state(self.mesh)
-            self.batch = _made_up_batch(self.assembly, self.mesh)
+            self.batch = made_up_batch(self.assembly, self.mesh)
             began = time.perf_counter()
             jitted = compile_train_step(
                 self.assembly.train_step, states.shardings_of(like), self.mesh
             )
-            self.compiled = jitted.lower(like, self.batch).compile()
+            with attend.record() as self.attention:
+                self.compiled = jitted.lower(like, self.batch).compile()
             self.compile_seconds = time.perf_counter() - began
             self.state = states.create(self.assembly.init, self.assembly.config.seed, like)
         self.metrics = {}
@@ -139,10 +141,11 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     with jax.set_mesh(mesh):
         state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
         weights = state.weights(), *([state.own_weights()] if gives_maps else [])
-        images = _made_up_batch(assembly, mesh)["image"]
+        images = made_up_batch(assembly, mesh)["image"]
         began = time.perf_counter()
         jitted = jax.jit(answers if gives_maps else lambda w, images: forward(w, images).logits)
-        compiled = jitted.lower(*weights, images).compile()
+        with attend.record() as attention:
+            compiled = jitted.lower(*weights, images).compile()
         compile_seconds = time.perf_counter() - began
         times = timing.seconds(lambda: compiled(*weights, images), steps)
     memory = compiled.memory_analysis()
@@ -151,12 +154,13 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
         "weights_bytes": sum(x.nbytes for x in jax.tree.leaves(weights)),
         "batch_bytes": memory.temp_size_in_bytes + memory.output_size_in_bytes + images.nbytes,
     }
-    return _summary(assembly, mesh, times) | needs | context()
+    return _summary(assembly, mesh, times, attention) | needs | context()
 
 
 def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     """A run of the config on data with as many classes as it says, 1,000 (of masks 150) if it says none."""
     config = resolve(config)
+    make_deterministic(config)
     usual = 150 if objectives.find_objective(config.objective)[0].needs_masks else 1000
     classes = config.model.num_classes or usual
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
@@ -165,13 +169,15 @@ def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     return assembly, mesh
 
 
-def _summary(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> dict:
+def _summary(
+    assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float], attention: Iterable[str]
+) -> dict:
     config, median = assembly.config, statistics.median(times)
     return {
         "model": naming.full_name(assembly.model_config, config.model.name),
         "image_size": config.data.image_size,
         "dtype": assembly.model_config.dtype,
-        "choices": choices.summarize(assembly.model_config, mesh),
+        "choices": choices.summarize(assembly.model_config, mesh, attention),
         "batch_size": config.batch_size,
         "images_per_second": config.batch_size / median,
         "step_seconds": median,
@@ -181,7 +187,8 @@ def _summary(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) ->
     }
 
 
-def _made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
+def made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
+    """A batch of random images, and whatever else the run's batches have, on the devices of the mesh."""
     random = np.random.default_rng(0)
     labels = 2 if assembly.multi_label else assembly.num_classes
 

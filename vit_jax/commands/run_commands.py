@@ -76,8 +76,8 @@ def train() -> None:
 
 def _define_target(what: str = "") -> None:
     """Flags that name devices that are not here."""
-    flags.DEFINE_string("topology", None, f"{what}KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
-    flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
+    flags.DEFINE_string("topology", None, f"{what}KIND:SHAPE, e.g. v5e:16x16, h100:8x8 or cpu:N")
+    flags.DEFINE_integer("slices", 1, "of TPUs, how many, joined by the data center's network")
     flags.DEFINE_float("price_per_chip_hour", None, "to compute the cost", lower_bound=0)
 
 
@@ -191,11 +191,12 @@ def vtab() -> None:
 
 
 def plan() -> None:
-    """Estimate memory, time and cost of a run on a TPU slice that you do not have: --config=FILE
+    """Estimate memory, time and cost of a run on TPUs or GPUs that you do not have: --config=FILE
     --topology=v5p:8x8x16 [--slices=2] [--fit] [--json].
 
-    It compiles the train step for the slice, and prints memory per chip, traffic, the time of a step, and time and
-    cost of the run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
+    It compiles the train step for them, and prints memory per chip, traffic, the time of a step, and time and cost of
+    the run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x; KIND:GPUS or KIND:HOSTSxGPUS of a100, a100-40gb,
+    h100, h200, b200, gb200, b300 and gb300; or cpu:N for simulated devices.
     """
     settings = cli.define_config()
     _define_target()

@@ -2,10 +2,10 @@
 
 `dense`, `attend`, `norms`, `activations`, `convolution` and `dropout` are plain formulas; `stack` is
 the loop over layers; `recompute` names the activations that the backward pass may store;
-`partitioning` places activations on the mesh. `cpu` and `tpu` implement some formulas for one
-platform, `gpu`, `splash` and `tpu_attention` have fused attention. `platform` picks the implementation
+`partitioning` places activations on the mesh. `cpu`, `gpu` and `tpu` implement some formulas for one
+platform, `cudnn`, `splash` and `tpu_attention` have fused attention. `platform` picks the implementation
 of a formula, and `choices` what the config leaves open.
 """
 
 # Importing these registers their implementations (`platform.by_platform`).
-from vit_jax.compute import cpu, tpu  # noqa: F401
+from vit_jax.compute import cpu, gpu, tpu  # noqa: F401

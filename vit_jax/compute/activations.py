@@ -5,6 +5,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from vit_jax.compute import recompute
+
 
 def _in_float32(formula: Callable) -> Callable:
     """The activation in float32 whatever the dtype of x: rounding between its operations costs more
@@ -18,7 +20,7 @@ def _in_float32(formula: Callable) -> Callable:
         return plain(x), x
 
     def backward(x, gradient):
-        return jax.vjp(plain, x)[1](gradient)
+        return jax.vjp(plain, recompute.unshared(x))[1](gradient)
 
     activation = jax.custom_vjp(plain)
     activation.defvjp(forward, backward)

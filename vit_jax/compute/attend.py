@@ -4,11 +4,15 @@ heads projected back.
 Heads are (B, N, H, C). Softmax is in float32, and sums are accumulated in it.
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import gpu, platform, recompute, splash, tpu_attention
+from vit_jax.compute import cudnn, platform, recompute, splash, tpu_attention
 from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
@@ -27,6 +31,21 @@ FEW = 8
 # fewer do not fill. `tests/benchmarks/step_peers.py --device=cuda` compares the two.
 CUDNN_TOKENS = 128
 SPLASH_TOKENS = 2048
+
+_traced: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
+    "traced", default=None
+)
+
+
+@contextlib.contextmanager
+def record() -> Iterator[dict[str, None]]:
+    """Collects the implementations of the attention that is traced inside, in the order of their first use."""
+    kinds: dict[str, None] = {}
+    token = _traced.set(kinds)
+    try:
+        yield kinds
+    finally:
+        _traced.reset(token)
 
 
 @by_platform
@@ -91,12 +110,13 @@ def attend(
         dtype=q.dtype,
         biased=bias is not None,
     )
+    _note(chosen)
     if chosen == "short":
         return tpu_attention.attend(q, k, v)
+    if chosen == "cudnn":
+        return cudnn.fused_attention(q, k, v)
     q = _scaled(q)
-    if chosen != "xla":
-        return {"cudnn": gpu.cudnn, "splash": splash.splash}[chosen](q, k, v)
-    return _attend(q, k, v, bias)
+    return splash.splash(q, k, v) if chosen == "splash" else _attend(q, k, v, bias)
 
 
 def project_and_attend(
@@ -118,6 +138,7 @@ def project_and_attend(
     chosen = choose(implementation, queries=tokens, keys=tokens, **shape)
     if chosen != "short" or not tpu_attention.packs(tokens, heads, size, x.dtype):
         return None
+    _note(chosen)
     products = dense(x, kernel.reshape(len(kernel), -1), None)
     flat = None if bias is None else bias.reshape(-1)
     out = tpu_attention.attend_packed(products, flat, size)
@@ -136,6 +157,7 @@ def logits(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
     """Sums of the values (B, N, H, C), weighted by (B, H, Q, N): (B, Q, H, C)."""
+    _note("xla")
     return jnp.einsum("bhqn,bnhc->bqhc", weights, v)
 
 
@@ -175,10 +197,8 @@ def choose(
         return "xla"
     if asked != "auto":
         return asked
-    if platform.current() == "gpu" and not platform.is_amd():
-        fits = head_size % 8 == 0 and head_size <= 128
-        halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-        return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
+    if platform.current() == "gpu":
+        return "cudnn" if keys >= CUDNN_TOKENS and cudnn.fits(head_size, dtype) else "xla"
     if platform.current() == "tpu":
         short = tpu_attention.fits(keys, heads, head_size, dtype)
         return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"
@@ -204,6 +224,13 @@ def _check_kernel(asked, queries, keys, heads, head_size, dtype, biased) -> None
             f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
             f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
         )
+
+
+def _note(implementation: str) -> None:
+    """Adds to what `record` collects."""
+    kinds = _traced.get()
+    if kinds is not None:
+        kinds[implementation] = None
 
 
 @jax.custom_vjp

@@ -9,19 +9,20 @@ compiled for a TPU pod on a laptop gets the TPU's.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from vit_jax.base.patterns import STACK
-from vit_jax.compute import attend, gpu, platform, tpu
+from vit_jax.compute import gpu, platform, tpu
 
 AUTO = -1  # of `unroll`
 
-# Up to this many layers are unrolled on CPUs; beyond, compiling takes longer than it saves.
-UNROLLED = 24
+# Up to this many layers are unrolled; beyond, compiling takes longer than it saves. The compiler for TPUs needs minutes
+# for unrolled layers. On GPUs a loop moves two thirds more bytes, to and from stacks of activations.
+UNROLLED = {"cpu": 24, "gpu": 48}
 
 
 class ComputeOptions(Protocol):
@@ -40,14 +41,13 @@ Model = TypeVar("Model", bound=ComputeOptions)
 
 def unrolled(asked: int, layers: int, policy: str) -> int:
     """How many of `layers` equal layers are compiled side by side. `asked` is the config's
-    `unroll`: 0 for all; `AUTO` for one at a time, but all on CPUs, unless there are more than
-    `UNROLLED` or a policy recomputes: XLA for CPUs stores what it should recompute unless forward and
-    backward pass are loops of their own. The compiler for TPUs needs minutes for unrolled layers;
-    what that for GPUs needs was never measured.
+    `unroll`: 0 for all; `AUTO` for all up to `UNROLLED`, else one at a time. On CPUs also one at a time if a policy
+    recomputes: XLA for CPUs stores what it should recompute unless forward and backward pass are loops of their own.
     """
     if asked == AUTO:
-        loop = platform.current() != "cpu" or layers > UNROLLED or policy != "none"
-        asked = 1 if loop else 0
+        own = platform.current()
+        most = 1 if own == "cpu" and policy != "none" else UNROLLED.get(own, 1)
+        asked = 0 if layers <= most else 1
     return min(asked or layers, layers)
 
 
@@ -94,22 +94,15 @@ def multiplies_bfloat16() -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def summarize(config: ComputeOptions, mesh: Mesh) -> str:
-    """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
+def summarize(config: ComputeOptions, mesh: Mesh, attention: Iterable[str] = ()) -> str:
+    """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'.
+
+    Args:
+      attention: the implementations in the program, which `attend.record` collected while it was traced.
+    """
     with jax.set_mesh(mesh):
         dtype = with_compute_dtype(config).dtype
-        phrases = []
-        if hasattr(config, "attention"):
-            kind = attend.choose(
-                config.attention,
-                queries=config.tokens,
-                keys=config.tokens,
-                heads=config.heads,
-                head_size=config.width // config.heads,
-                dtype=dtype,
-                biased=config.biased_attention,
-            )
-            phrases.append(f"attention: {kind}")
+        phrases = [f"attention: {' and '.join(attention)}"] if attention else []
         policy = remat(config)
         depth = max(_stacks(config.layers), default=0)
         if depth:

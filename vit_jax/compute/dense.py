@@ -1,9 +1,32 @@
 """Matrix products: tokens with kernels, and tokens with tokens."""
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 
 from vit_jax.compute.platform import by_platform
+
+_gradients = contextvars.ContextVar("gradients", default="float32")
+
+
+@contextlib.contextmanager
+def gradients_in(dtype: str) -> Iterator[None]:
+    """In what is traced inside, gradients of kernels have this type before they are added over devices, on platforms
+    that can choose it: see `config.mesh.gradients`.
+    """
+    token = _gradients.set(dtype)
+    try:
+        yield
+    finally:
+        _gradients.reset(token)
+
+
+def gradient_dtype() -> jnp.dtype:
+    """See `gradients_in`."""
+    return jnp.dtype(_gradients.get())
 
 
 @by_platform

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from vit_jax.compute import recompute
 from vit_jax.compute.dense import product
+from vit_jax.compute.platform import by_platform
 
 
+@by_platform
 def layer_norm(
     x: jax.Array,
     scale: jax.Array,
@@ -38,8 +40,12 @@ def _normalise(x: jax.Array, epsilon: float) -> jax.Array:
 
 
 def _normalise_forward(x, epsilon):
-    mean, inverse = _statistics(x, epsilon)
-    return (x.astype(jnp.float32) - mean) * inverse, (x, mean, inverse)
+    saved = x, *_statistics(x, epsilon)
+    return _normed(*saved), saved
+
+
+def _normed(x, mean, inverse):
+    return (x.astype(jnp.float32) - mean) * inverse
 
 
 def _statistics(x, epsilon):
@@ -53,8 +59,8 @@ def _statistics(x, epsilon):
 
 
 def _normalise_backward(epsilon, saved, dy):
-    x, mean, inverse = saved
-    y = (x.astype(jnp.float32) - mean) * inverse
+    x, _, inverse = saved
+    y = _normed(*saved)
     along = y * (dy * y).mean(-1, keepdims=True)
     dx = (dy - dy.mean(-1, keepdims=True) - along) * inverse
     return (dx.astype(x.dtype),)
@@ -77,6 +83,7 @@ def layer_norm_product(
     return product("bnd,bqd->bnq", x, centred) * inverse + (vectors @ bias)[:, None]
 
 
+@by_platform
 def rms_norm(
     x: jax.Array, scale: jax.Array, *, epsilon: float, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
@@ -99,14 +106,23 @@ def _rms_forward(x, epsilon):
     return y * inverse, (x, inverse)
 
 
+def _divided(x, inverse):
+    return x.astype(jnp.float32) * inverse
+
+
 def _rms_backward(epsilon, saved, dy):
     x, inverse = saved
-    y = x.astype(jnp.float32) * inverse
+    y = _divided(*saved)
     dx = (dy - y * (dy * y).mean(-1, keepdims=True)) * inverse
     return (dx.astype(x.dtype),)
 
 
 _divide_by_rms.defvjp(_rms_forward, _rms_backward)
+
+# Norms without scale and bias, for platforms that differentiate those together with them: (x, epsilon) -> the normed x
+# in float32, and what the backward pass stores; the normed x of what is stored; (epsilon, what is stored, dy) -> (dx,).
+LAYER = _normalise_forward, _normed, _normalise_backward
+RMS = _rms_forward, _divided, _rms_backward
 
 
 def batch_norm(

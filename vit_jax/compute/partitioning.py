@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.compute.platform import by_platform
 from vit_jax.devices.meshes import AXES, BATCH
 
 
@@ -18,7 +19,26 @@ def constrain_batch(x: jax.Array) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if not set(BATCH) <= set(mesh.axis_names):
         return x
-    return jax.lax.with_sharding_constraint(x, P(BATCH))
+    return in_rows(jax.lax.with_sharding_constraint(x, P(BATCH)))
+
+
+def replicated(x: jax.Array) -> jax.Array:
+    """A vector whole on every device, where a mesh is set. If it is a sum over tokens whose shards are wanted, XLA may
+    gather the tokens instead of reducing what each device has.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.lax.with_sharding_constraint(x, P()) if mesh.axis_names else x
+
+
+@by_platform
+def in_rows(x: jax.Array) -> jax.Array:
+    """Keeps tokens (B, N, D) in this order in memory, on platforms that would choose another one."""
+    return x
+
+
+def by_batch(function: Callable, x: jax.Array) -> jax.Array:
+    """`function` of each device's part of x, which is sharded as the batch is, to an array of the same shape."""
+    return jax.shard_map(function, in_specs=P(BATCH), out_specs=P(BATCH), check_vma=False)(x)
 
 
 def gather_kernel(kernel: jax.Array) -> jax.Array:

@@ -17,10 +17,14 @@ def current() -> str:
     return "gpu" if name == "cuda" else name
 
 
+def device_kind() -> str:
+    """What JAX calls the devices of the mesh that is set, or its default ones: 'TPU v5 lite'."""
+    return (jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]).device_kind
+
+
 def is_amd() -> bool:
     """Whether the GPUs are AMD's, which have no cuDNN."""
-    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
-    return device.device_kind.startswith("AMD")
+    return device_kind().startswith("AMD")
 
 
 def by_platform(formula: Callable) -> Callable:

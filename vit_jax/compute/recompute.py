@@ -11,14 +11,15 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.compute.platform import by_platform
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
-# softmax's denominators; an MLP's first product.
+# softmax's denominators; an MLP's first product; on GPUs alone, each product of `dense`.
 INPUT, STATISTICS, ATTENTION, HIDDEN = "input", "statistics", "attention", "hidden"
+PRODUCT = "product"
 
-# From what stores most to what stores least. QKV is in none of them: on TPUs and CPUs storing and
+# From what stores most to what stores least. QKV is in none of them on TPUs and CPUs, where storing and
 # fetching it costs more than its products.
 POLICIES = {
     "none": None,
-    "save_products": (INPUT, STATISTICS, ATTENTION, HIDDEN),
+    "save_products": (INPUT, STATISTICS, ATTENTION, HIDDEN, PRODUCT),
     "save_attention": (INPUT, STATISTICS, ATTENTION),
     "full": (INPUT,),
 }
@@ -40,6 +41,12 @@ def _keep_jvp(name, primals, tangents):
 def named(x: jax.Array, name: str) -> jax.Array:
     """`keep` for use inside functions with a derivative of their own; it has none itself."""
     return checkpoint_name(x, name)
+
+
+@by_platform
+def unshared(arrays):
+    """What the backward pass stored, where it computes something of it again, apart from the forward pass."""
+    return arrays
 
 
 def apply(function: Callable, remat: str, *, prevent_cse: bool) -> Callable:

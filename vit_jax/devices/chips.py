@@ -8,13 +8,16 @@ Compiling for a chip that is not there is `planning/target.py`.
 import dataclasses
 import itertools
 import math
+import re
 
 from vit_jax.base.errors import ConfigError
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
 # cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip); NVIDIA's data
 # sheets, half of the figure with sparsity where that alone is printed (B200: HGX B200, Blackwell
-# data sheet; GB200: the superchip's by its two GPUs; L4: 242); AMD's of the MI300X.
+# data sheet; GB200: the superchip's by its two GPUs; L4: 242; H100 PCIe: 1,513; H100 NVL: 1,671;
+# B300: HGX B300, 36 PFLOPS of eight; GB300: 360 of 72), of RTX those with sums in float32 in the white
+# papers of their architectures; AMD's of the MI300X. CUDA's names of the devices: as nvidia-smi prints.
 PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
@@ -28,11 +31,26 @@ PEAK_BFLOAT16 = {
     "TPU7x": 2307e12 / 2,  # Two devices a chip.
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
     "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA H100 PCIe": 756.5e12,
+    "NVIDIA H100 NVL": 835.5e12,
+    "NVIDIA GH200 480GB": 989.4e12,
     "NVIDIA H200": 989.4e12,
     "NVIDIA B200": 2250e12,
     "NVIDIA GB200": 2500e12,
+    "NVIDIA B300 SXM6 AC": 2250e12,
+    "NVIDIA GB300": 2500e12,
+    "NVIDIA A10": 125e12,
+    "NVIDIA A10G": 70e12,
+    "NVIDIA A40": 149.7e12,
     "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181.05e12,
+    "NVIDIA L40S": 362.05e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 5090": 209.5e12,
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": 503.8e12,
     "AMD Instinct MI300X": 1307.4e12,
 }
 
@@ -140,6 +158,105 @@ TPUS = {
 }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU.
+
+    Attributes:
+      device_kind: as JAX calls its devices.
+      capability: CUDA's compute capability, (major, minor).
+      cores: streaming multiprocessors.
+      units_per_core: of a core, for float32.
+      clock: Hz.
+      memory: bytes.
+      hbm_rate: bytes/s.
+      cache: bytes of the second level.
+      shared: bytes of fast memory of a core, and the most that a block of threads may ask for.
+      nvlink_rate: bytes/s that a GPU can send to others over NVLink, one direction.
+      network_rate: bytes/s that a GPU can send to GPUs beyond NVLink.
+      per_host: GPUs of a host, at most.
+      per_nvlink: GPUs that NVLink joins, at most.
+    """
+
+    device_kind: str
+    capability: tuple[int, int]
+    cores: int
+    units_per_core: int
+    clock: float
+    memory: int
+    hbm_rate: float
+    cache: int
+    shared: tuple[int, int]
+    nvlink_rate: float
+    network_rate: float
+    per_host: int = 8
+    per_nvlink: int = 8
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of a GPU."""
+        return PEAK_BFLOAT16[self.device_kind]
+
+    def target_config(self) -> str:
+        """What XLA must know of a GPU that is not there, as text of its `GpuTargetConfigProto`."""
+        major, minor = self.capability
+        # Instructions of one generation alone, as Hopper's and Blackwell's products of matrices.
+        extension = "ACCELERATED_FEATURES" if major in (9, 10) else "NONE"
+        return f"""
+            platform_name: "CUDA"
+            device_description_str: "{self.device_kind}"
+            dnn_version_info {{ major: 9 minor: 10 }}
+            gpu_device_info {{
+              cuda_compute_capability {{
+                major: {major} minor: {minor} feature_extension: {extension}
+              }}
+              core_count: {self.cores} fpus_per_core: {self.units_per_core}
+              clock_rate_ghz: {self.clock / 1e9:g}
+              device_memory_size: {self.memory} memory_bandwidth: {self.hbm_rate:.0f}
+              l2_cache_size: {self.cache}
+              shared_memory_per_core: {self.shared[0]} shared_memory_per_block: 49152
+              shared_memory_per_block_optin: {self.shared[1]}
+              threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+              registers_per_core_limit: 65536 registers_per_block_limit: 65536
+              block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+              thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+            }}
+        """
+
+
+_AMPERE, _HOPPER = (167936, 166912), (233472, 232448)  # Blackwell's data center GPUs as Hopper's
+
+# What XLA compiles by, up to `shared`: OpenXLA's own tables, xla/backends/gpu/target_config/specs, read
+# in 2026. NVLink (half of the bidirectional figure): NVIDIA's data sheets. Network: the adapters of
+# NVIDIA's DGX systems, 200 Gbit/s a GPU beside A100, 800 beside B300 and GB300, else 400.
+GPUS = {
+    "a100-40gb": Gpu(
+        "NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 1.41e9, 42331013120, 1.5552e12, 41943040, _AMPERE, 300e9, 25e9,
+    ),
+    "a100": Gpu(
+        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41e9, 85100068864, 2.03904e12, 41943040, _AMPERE, 300e9, 25e9,
+    ),
+    "h100": Gpu(
+        "NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98e9, 84942979072, 3.35232e12, 52428800, _HOPPER, 450e9, 50e9,
+    ),
+    "h200": Gpu(
+        "NVIDIA H200", (9, 0), 132, 128, 1.98e9, 151397597184, 4.8e12, 52428800, _HOPPER, 450e9, 50e9
+    ),
+    "b200": Gpu(
+        "NVIDIA B200", (10, 0), 148, 128, 1.965e9, 191514411008, 7.67232e12, 132644864, _HOPPER, 900e9, 50e9,
+    ),
+    "gb200": Gpu(
+        "NVIDIA GB200", (10, 0), 152, 128, 2.062e9, 197897748480, 7.928064e12, 135528448, _HOPPER, 900e9, 50e9, 4, 72,
+    ),
+    "b300": Gpu(
+        "NVIDIA B300 SXM6 AC", (10, 3), 158, 128, 1.965e9, 297021865984, 7.936e12, 135528448, _HOPPER, 900e9, 100e9,
+    ),
+    "gb300": Gpu(
+        "NVIDIA GB300", (10, 3), 152, 128, 2.07e9, 297021079552, 7.928064e12, 135528448, _HOPPER, 900e9, 100e9, 4, 72,
+    ),
+}  # fmt: skip
+
+
 def count_chips(shape: str) -> int:
     """Chips of a slice, by its shape: 32 of '4x8'."""
     return math.prod(map(int, shape.split("x")))
@@ -162,6 +279,29 @@ def check_slice(name: str) -> tuple[Tpu, str]:
             f"--topology={name}: {kind} has no slice {shape!r}; it has: {', '.join(shapes)}"
         )
     return TPUS[kind], shape
+
+
+def check_gpus(name: str) -> tuple[Gpu, int, int]:
+    """The kind, hosts and GPUs of each host of `KIND:GPUS` or `KIND:HOSTSxGPUS`, e.g. `h100:8x8`.
+
+    Raises:
+      ConfigError: the shape is none of these, or a host has fewer GPUs.
+    """
+    kind, _, shape = name.partition(":")
+    gpu = GPUS[kind]
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", shape)
+    if not match:
+        raise ConfigError(
+            f"--topology={name}: must be {kind}:GPUS or {kind}:HOSTSxGPUS, e.g. {kind}:{gpu.per_host} or"
+            f" {kind}:8x{gpu.per_host}"
+        )
+    hosts, count = int(match[1] or 1), int(match[2])
+    if count > gpu.per_host:
+        whole = math.ceil(hosts * count / gpu.per_host)
+        raise ConfigError(
+            f"--topology={name}: a host has at most {gpu.per_host} {kind} GPUs: set {kind}:{whole}x{gpu.per_host}"
+        )
+    return gpu, hosts, count
 
 
 def check_vm_slice(name: str) -> tuple[Tpu, str, bool]:

@@ -14,6 +14,7 @@ from jax._src import hardware_utils  # has no public name
 
 from vit_jax.base.errors import ConfigError
 
+MEMORY_SHARE = 0.9  # of a GPU's, for the programs of XLA
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # By which users choose how XLA allocates memory of GPUs.
 _ALLOCATION = (
@@ -22,6 +23,9 @@ _ALLOCATION = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     "XLA_PYTHON_CLIENT_ALLOCATOR",
 )
+# The kernels that give the same bits every time, and of those always the same: autotuning takes what is the fastest at
+# the time of a start.
+_DETERMINISTIC = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
@@ -50,7 +54,39 @@ def reserve_memory(environment: MutableMapping[str, str]) -> None:
     before JAX looks for devices.
     """
     if not any(name in environment for name in _ALLOCATION):
-        environment["XLA_CLIENT_MEM_FRACTION"] = "0.9"
+        environment["XLA_CLIENT_MEM_FRACTION"] = str(MEMORY_SHARE)
+
+
+def make_deterministic(environment: MutableMapping[str, str], *, too_late: bool) -> None:
+    """Has XLA take only kernels that give the same bits every time, see `config.deterministic`.
+
+    Args:
+      environment: variables of the process.
+      too_late: whether JAX has read them already, as it does when it first uses a device.
+
+    Raises:
+      ConfigError: they cannot be set any more, or XLA_FLAGS say otherwise.
+    """
+    flags = environment.get("XLA_FLAGS", "").split()
+    missing = [flag for flag in _DETERMINISTIC if flag not in flags]
+    names = [flag.partition("=")[0] for flag in missing]
+    contrary = [flag for flag in flags if flag.partition("=")[0] in names]
+    if contrary:
+        raise ConfigError(
+            f"config.deterministic=True, but XLA_FLAGS have {' '.join(contrary)}: remove that, or set "
+            "config.deterministic=False"
+        )
+    if missing and too_late:
+        raise ConfigError(
+            "config.deterministic=True must be known before JAX uses a device, and this process has used one: start it "
+            f"with XLA_FLAGS='{' '.join([*flags, *missing])}'"
+        )
+    environment["XLA_FLAGS"] = " ".join([*flags, *missing])
+
+
+def is_deterministic(environment: Mapping[str, str]) -> bool:
+    """Whether `make_deterministic` or the user has set this for XLA."""
+    return _DETERMINISTIC[0] in environment.get("XLA_FLAGS", "").split()
 
 
 def on_node() -> int:

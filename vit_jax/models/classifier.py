@@ -43,8 +43,6 @@ class ClassifierConfig:
     # The axes that tensor parallelism cuts in layers that only this family has: (pattern, axis from
     # the end), as `meshes.TENSOR_RULES` has them for the shared layers.
     tensor_rules: ClassVar[tuple[tuple[str, int], ...]] = ()
-    # Whether something is added to attention's logits, which the kernels cannot do.
-    biased_attention: ClassVar[bool] = False
 
     image_size: Size
     num_classes: int = option(

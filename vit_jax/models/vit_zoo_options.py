@@ -257,7 +257,7 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def biased_attention(self) -> bool:
-        """See `classifier.ClassifierConfig`."""
+        """Whether something is added to attention's logits, which the kernels cannot do."""
         return self.position == "relative"
 
     @property

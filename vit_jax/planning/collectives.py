@@ -2,8 +2,12 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
+from collections.abc import Sequence
+
+import numpy as np
 
 from vit_jax.planning.hlo import Instruction, Program
 
@@ -19,9 +23,10 @@ class Collective:
       bytes: of the whole array on a device: gathered, before it is scattered, or reduced.
       group: devices that take part; slices, if it crosses them.
       times: how often it runs in a step; a fraction in a branch that is not always taken.
-      crosses_slices: whether it goes over the slow network between slices.
+      crosses_slices: whether it goes over the slow network: between slices, or beyond NVLink.
       shapes: of the result.
       source: the path of the operation in the program, '' if unknown.
+      islands: of GPUs that NVLink joins, how many take part.
     """
 
     kind: str
@@ -31,6 +36,7 @@ class Collective:
     crosses_slices: bool
     shapes: tuple
     source: str
+    islands: int = 1
 
     @property
     def sent(self) -> float:
@@ -41,8 +47,13 @@ class Collective:
         return turns * self.bytes * (self.group - 1) / self.group
 
 
-def find(program: Program, *, slices: int = 1) -> list[Collective]:
+def find(program: Program, *, slices: int = 1, islands: Sequence[int] = ()) -> list[Collective]:
     """Every collective of a step between more than one device.
+
+    Args:
+      program: a compiled one.
+      slices: of TPUs.
+      islands: of GPUs, the number of each device's island, in the order of the program's devices.
 
     TPU programs hide them: an asynchronous one is worked on in pieces by the fusions it runs
     beside, and one that scatters what it reduces is an all-reduce within a fusion. Each is counted
@@ -58,7 +69,7 @@ def find(program: Program, *, slices: int = 1) -> list[Collective]:
                     if piece in seen:
                         continue
                     seen.add(piece)
-                collective = _collective(instruction, times, within, slices)
+                collective = _collective(instruction, times, within, slices, islands)
                 if collective and collective.group > 1:
                     found.append(collective)
     return found
@@ -84,7 +95,7 @@ def summary(found: list[Collective]) -> list[dict]:
 
 
 def _collective(
-    instruction: Instruction, times: float, within: str, slices: int
+    instruction: Instruction, times: float, within: str, slices: int, islands: Sequence[int]
 ) -> Collective | None:
     opcode, shapes = instruction.opcode, instruction.shapes
     common = {"times": times, "source": instruction.source}
@@ -100,30 +111,57 @@ def _collective(
     kind = opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
+    permutes = kind == "collective-permute"
     if opcode.endswith("-start") and kind != "all-reduce":
-        # Operands, results and, of a permutation, two counters.
-        shapes = shapes[1:2] if kind == "collective-permute" else shapes[len(shapes) // 2 :]
+        # Operands, results and, of a permutation, counters.
+        count = len(instruction.operands)
+        shapes = shapes[count : 2 * count] if permutes else shapes[len(shapes) // 2 :]
     size = sum(shape.bytes for shape in shapes)
-    group = 2 if kind == "collective-permute" else _group(instruction)
+    groups = _pairs(instruction) if permutes else [_first_group(instruction)]
+    group = 2 if permutes else len(groups[0])
     if kind == "reduce-scatter":
         size *= group
     elif kind == "all-reduce" and within.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"
-    return Collective(kind, size, group, crosses_slices=False, shapes=shapes, **common)
+    spans = [len({islands[i] for i in members}) for members in groups] if islands else []
+    spanned = max(spans, default=1)
+    return Collective(
+        kind, size, group, crosses_slices=spanned > 1, shapes=shapes, islands=spanned, **common
+    )
 
 
-def _group(instruction: Instruction) -> int:
-    """How many devices an operation's groups have."""
+def _pairs(instruction: Instruction) -> list[list[int]]:
+    """Which device sends to which in a permutation."""
+    pairs = instruction.attributes.partition("source_target_pairs={")[2].partition("}}")[0]
+    return [[int(source), int(to)] for source, to in re.findall(r"\{(\d+),(\d+)", pairs)]
+
+
+def _first_group(instruction: Instruction) -> list[int]:
+    """The devices of an operation's first group; the others are as large."""
     text = instruction.attributes
     if lists := re.search(r"replica_groups=\{\{([\d,]*)\}", text):  # {{0,1},{2,3}}
-        return lists[1].count(",") + 1
-    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", text):  # [2,4]<=[8]
-        return int(counted[1])
-    # mesh['a'=4,'b'=2] … {'a'}: a group is all devices along the named axes.
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
-        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])
-        return math.prod(int(part or sizes[axis]) for axis, part in axes)
+        return [int(i) for i in lists[1].split(",")]
+    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]<=(\[[\d,]*\]\S*)", text):
+        return _numbered(counted[2])[: int(counted[1])]  # [4,2]<=[2,4]T(1,0)
+    # mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}: a group is all devices along the named axes.
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", text):
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        ids = _numbered(mesh[2]) if "(" in mesh[2] else range(math.prod(sizes.values()))
+        steps = []
+        # 'a':(2)4 is the part of an axis that has 2 such parts outside of it.
+        for axis, outside, part in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", mesh[3]):
+            size = int(part or sizes[axis])
+            inside = sizes[axis] // (int(outside or 1) * size)
+            stride = math.prod(list(sizes.values())[list(sizes).index(axis) + 1 :]) * inside
+            steps.append([i * stride for i in range(size)])
+        return [ids[sum(place)] for place in itertools.product(*steps)]
     raise ValueError(
         f"{instruction.opcode} {instruction.name}: unknown replica_groups: {text[:200]}"
     )
+
+
+def _numbered(text: str) -> list[int]:
+    """Devices in the order of `[2,4]T(1,0)`: numbered by rows, then transposed."""
+    dims, order = re.search(r"\[([\d,]*)\](?:T\(([\d,]*)\))?", text).groups()
+    numbers = np.arange(math.prod(map(int, dims.split(",")))).reshape([*map(int, dims.split(","))])
+    return (numbers.transpose([*map(int, order.split(","))]) if order else numbers).ravel().tolist()

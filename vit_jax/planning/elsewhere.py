@@ -1,5 +1,5 @@
-"""What a dry run finds out about devices that are not here: whether mesh and batch fit them and, of TPUs, what a plan
-says of memory, time and cost.
+"""What a dry run finds out about devices that are not here: whether mesh and batch fit them, and what a plan says of
+memory, time and cost.
 """
 
 import dataclasses
@@ -40,17 +40,24 @@ def find_elsewhere(topology: str, slices: int = 1, price: float | None = None) -
     """
     if topology.startswith("cpu:"):
         return Elsewhere(topology, find(topology), [], price)
-    tpu, shape = chips.check_slice(topology)
+    count = _count_devices(topology, slices)
     try:
         return Elsewhere(topology, find(topology, slices=slices), [], price)
-    except ConfigError as error:  # There is no TPU compiler.
+    except ConfigError as error:  # There is no compiler for them.
         unchecked = [f"memory, time and cost of the run: {error}"]
-    count = slices * chips.count_chips(shape) * tpu.devices_per_chip
     try:
         return Elsewhere(topology, find(f"cpu:{count}"), unchecked, price)
     except ConfigError as error:
         unchecked.append(f"config.mesh and config.batch_size for {count} devices: {error}")
         return Elsewhere(topology, None, unchecked, price)
+
+
+def _count_devices(topology: str, slices: int) -> int:
+    if topology.partition(":")[0] in chips.GPUS:
+        _, hosts, count = chips.check_gpus(topology)
+        return hosts * count
+    tpu, shape = chips.check_slice(topology)
+    return slices * chips.count_chips(shape) * tpu.devices_per_chip
 
 
 def check_elsewhere(assembly: Assembly, devices: Elsewhere) -> dict | None:
@@ -63,7 +70,7 @@ def check_elsewhere(assembly: Assembly, devices: Elsewhere) -> dict | None:
     if target is None:
         return None
     check_batch(assembly.config, make_mesh(assembly.config, target.devices))
-    if target.tpu is None:
+    if target.chip is None:
         return None
     logging.info("compiling the step for %s, which takes minutes of a large model …", devices.name)
     plan = make_plan(assembly, target, price_per_chip_hour=devices.price_per_chip_hour)

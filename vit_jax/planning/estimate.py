@@ -1,10 +1,22 @@
 """How long a step takes: a floor from what the chip can do at best, a figure from the compiler's
-cycles, a ceiling where nothing overlaps.
+cycles or a GPU's kernels, a ceiling where nothing overlaps.
 """
 
+from collections.abc import Mapping
+
+from vit_jax.devices.chips import Gpu
+from vit_jax.planning import roofline
 from vit_jax.planning.collectives import Collective
 from vit_jax.planning.target import Target
 
+BLIND_GPU = {
+    "floor": "every kernel at the published peak of products or memory, one after another; or the network, if that is "
+    "longer",
+    "expected": f"products reach {roofline.USUAL_PRODUCTS:.0%} of the peak, attention {roofline.USUAL_ATTENTION:.0%}, "
+    f"memory {roofline.USUAL_MEMORY:.0%} of its rate, and a kernel takes {1e6 * roofline.LAUNCH_SECONDS:.0f} µs more: "
+    "shares that are usual, none measured with this program; blind to caches, autotuning and the input pipeline",
+    "ceiling": "expected, then all of the network's time with nothing beside it",
+}
 BLIND = {
     "floor": "every unit at its published peak, network and memory hidden behind the products",
     "cycles": "the compiler's count of each operation, one after the other, and of kernels their scheduled bundles: "
@@ -55,4 +67,40 @@ def step_seconds(
         "floor": max(parts["products"], parts["memory"], parts["network"], slices),
         "expected": expected,
         "ceiling": parts["cycles"] + one_axis + slices,
+    }
+
+
+def gpu_seconds(gpu: Gpu, parts: Mapping[str, Mapping], collectives: list[Collective]) -> dict:
+    """Seconds of a step on GPUs, named as those of `step_seconds`.
+
+    Args:
+      gpu: what one can do.
+      parts: see `roofline.count_parts`.
+      collectives: of a step.
+
+    Returns:
+      {"products", "memory", "network", "slices", "kernels"}, their parts: products and all bytes at
+      their peaks, collectives over NVLink and beyond it, kernels as is usual; and {"floor",
+      "expected", "ceiling"}.
+    """
+    inside = outside = 0.0
+    for collective in collectives:
+        sent = collective.times * collective.sent
+        if collective.crosses_slices:
+            # A ring leaves an island once, over the adapters of all its GPUs that take part.
+            adapters = collective.group / collective.islands
+            outside += sent / min(gpu.nvlink_rate, adapters * gpu.network_rate)
+        else:
+            inside += sent / gpu.nvlink_rate
+    kernels = roofline.sum_of(parts, "usual")
+    network = inside + outside
+    return {
+        "products": roofline.sum_of(parts, "flops") / gpu.peak,
+        "memory": roofline.sum_of(parts, "bytes") / gpu.hbm_rate,
+        "network": inside,
+        "slices": outside,
+        "kernels": kernels,
+        "floor": max(roofline.sum_of(parts, "floor"), network),
+        "expected": max(kernels, network),
+        "ceiling": kernels + network,
     }

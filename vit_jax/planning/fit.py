@@ -1,10 +1,11 @@
 """Looks for the fastest way to run a config on a target that fits its memory. What is learned stays
-the same: only mesh, remat and accumulation are tried, never the batch.
+the same: only mesh, remat, accumulation and, for GPUs, unrolling are tried, never the batch.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -16,6 +17,9 @@ from vit_jax.planning.plan import make_assembly, make_plan
 from vit_jax.planning.target import Target
 
 SMALLEST_PASS = 4
+# Values of `unroll` to try for GPUs, one layer at a time and all. The compiler for TPUs needs minutes for
+# unrolled layers.
+_UNROLL_ON_GPUS = (1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Choice:
     fsdp: int
     remat: str
     accumulate: int
+    unroll: int | None = None  # the family's own
 
     def options(self, config: ConfigDict) -> list[str]:
         """As command-line flags, those that differ from the config."""
@@ -33,12 +38,14 @@ class Choice:
             "mesh.fsdp": self.fsdp,
             "model.remat": self.remat,
             "accumulate": self.accumulate,
+            "model.unroll": self.unroll,
         }
         now = {
             "mesh.data": config.mesh.data,
             "mesh.fsdp": config.mesh.fsdp,
             "model.remat": config.model.remat,
             "accumulate": config.accumulate,
+            "model.unroll": config.model.unroll,
         }
         return [f"--config.{name}={value}" for name, value in changed.items() if now[name] != value]
 
@@ -66,7 +73,8 @@ def fit(
         logging.info("%s", report.summary_row(plan))
         return plan
 
-    tried = search(attempt, _fsdp_sizes(config, target, data), config.accumulate)
+    unrolls = _UNROLL_ON_GPUS if target.gpu else (config.model.unroll,)
+    tried = search(attempt, _fsdp_sizes(config, target, data), config.accumulate, unrolls)
     if not tried:  # The config itself is wrong, and says why.
         return make_plan(
             make_assembly(config, **data), target, price_per_chip_hour=price_per_chip_hour
@@ -79,11 +87,14 @@ def fit(
 
 
 def search(
-    attempt: Callable[[Choice], dict | None], fsdp_sizes: list[int], accumulate: int
+    attempt: Callable[[Choice], dict | None],
+    fsdp_sizes: list[int],
+    accumulate: int,
+    unrolls: Sequence[int | None] = (None,),
 ) -> dict[Choice, dict]:
     """Plans of the choices worth trying.
 
-    1. Every remat policy with the first fsdp. One that does not fit is tried again with as much
+    1. Every remat policy with the first fsdp, and every unroll. One that does not fit is tried again with as much
        accumulation as its excess asks for, as long as the last tries say that it can fit.
     2. The best of these with larger fsdp, until two in a row are slower: between faster meshes may
        lie a slower one.
@@ -93,6 +104,7 @@ def search(
       attempt: makes a plan; `None` if the batch does not allow the choice.
       fsdp_sizes: to try, smallest first.
       accumulate: of the config.
+      unrolls: to try.
     """
     tried: dict[Choice, dict] = {}
 
@@ -105,10 +117,10 @@ def search(
         return tried[choice]
 
     def try_policies(fsdp: int) -> None:
-        for remat in recompute.POLICIES:
+        for remat, unroll in itertools.product(recompute.POLICIES, unrolls):
             parts, refused = accumulate, []
             while parts:
-                plan = plan_of(Choice(fsdp, remat, parts))
+                plan = plan_of(Choice(fsdp, remat, parts, unroll))
                 if plan is None or plan["fits"]:
                     break
                 refused.append(plan)
@@ -137,6 +149,7 @@ def _changed(config: ConfigDict, choice: Choice) -> ConfigDict:
     config = config.copy_and_resolve_references()
     config.mesh.data, config.mesh.fsdp = -1, choice.fsdp
     config.model.remat, config.accumulate = choice.remat, choice.accumulate
+    config.model.unroll = choice.unroll
     return config
 
 
@@ -146,11 +159,11 @@ def _fsdp_sizes(config: ConfigDict, target: Target, data: dict) -> list[int]:
     """
     devices = len(target.devices) // max(1, config.mesh.tensor) // target.slices
     possible = [2**i for i in range(devices.bit_length()) if devices % 2**i == 0]
-    if target.tpu is None:
+    if target.capacity is None:
         return possible
-    room = target.tpu.hbm_gib * 2**30 / 2
+    room = target.capacity / 2
     for i, fsdp in enumerate(possible):
-        choice = Choice(fsdp, config.model.remat, config.accumulate)
+        choice = Choice(fsdp, config.model.remat, config.accumulate, config.model.unroll)
         step = compiling.prepare(make_assembly(_changed(config, choice), **data), target)
         if step.state_bytes() <= room:
             return possible[i:]

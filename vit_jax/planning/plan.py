@@ -15,7 +15,16 @@ from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.devices import meshes
 from vit_jax.models import naming, registry
-from vit_jax.planning import collectives, compiling, cycles, estimate, kernels, preconditioning
+from vit_jax.planning import (
+    collectives,
+    compiling,
+    cycles,
+    estimate,
+    hlo,
+    kernels,
+    preconditioning,
+    roofline,
+)
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
 
@@ -31,7 +40,7 @@ EXAMPLES = {
     "jft300m": {"train": 303_000_000},
 }
 CLASSES = {name: NAMED[name].classes for name in EXAMPLES if name in NAMED} | {"jft300m": 18_291}
-# How many of a TPU program's operations are listed: those that take longest.
+# How many of a program's operations are listed: those that take longest.
 OPERATIONS = 40
 # ViT Table 2 counts cost in days of one core of a TPU v3; this many FLOP/s at its peak.
 TPU_V3_CORE = 61.5e12
@@ -84,9 +93,10 @@ def make_plan(
     except compiling.OutOfMemory as error:
         compiled, memory = None, error.memory
     memory = memory or compiled.memory
-    capacity = round(target.tpu.hbm_gib * 2**30) if target.tpu else None
+    # The compiler for TPUs refuses what does not fit, the one for GPUs does not.
+    fits = compiled is not None and not (target.gpu and memory.peak > target.capacity)
     plan = {
-        "fits": compiled is not None,
+        "fits": fits,
         "topology": target.name,
         "slices": target.slices,
         "chips": target.chips,
@@ -99,37 +109,75 @@ def make_plan(
         plan["matrices"] = preconditioning.plan_matrices(assembly.config.optim, matrices, sizes)
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
-        "capacity": capacity,
+        "capacity": target.capacity,
     }
     if assembly.config.checkpoint.local:
         plan["local_disk_bytes"] = _local_disk(step, target)
-    if compiled is None:
-        plan["missing_bytes"] = memory.peak - capacity
+    if not fits:
+        plan["missing_bytes"] = memory.peak - target.capacity
         plan["advice"] = _advice(assembly, step, plan)
         return plan
-    found = collectives.find(compiled.program, slices=target.slices)
     plan["compile_seconds"] = compiled.seconds
-    plan["collectives"] = collectives.summary(found)
     if target.tpu:
-        tokens = getattr(assembly.model_config, "tokens", None)
-        bundles = kernels.count_bundles(kernels.find_kernels(compiled.program), target.name)
-        plan["kernels"] = kernels.rows(compiled.program, bundles, step.grids)
-        program = dataclasses.replace(
-            compiled.program, kernels={row["name"]: row["cycles"] for row in plan["kernels"]}
-        )
-        plan["cycles"] = cycles.count(program, tokens=tokens)
-        plan["conditionals"] = cycles.conditionals(program)
-        plan["operations"] = cycles.largest(program, OPERATIONS)
-        plan["seconds"] = estimate.step_seconds(
-            target,
-            flops=plan["flops_per_device"],
-            arguments=memory.arguments,
-            temporaries=memory.temporaries,
-            cycles=sum(plan["cycles"]["all"].values()),
-            collectives=found,
-        )
+        plan |= _on_tpu(plan, assembly, target, step, compiled)
+    elif target.gpu:
+        plan |= _on_gpu(target, step, compiled.program)
+    else:
+        found = collectives.find(compiled.program, slices=target.slices)
+        plan["collectives"] = collectives.summary(found)
+    if target.chip:
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
     return plan
+
+
+def _on_tpu(
+    plan: dict,
+    assembly: Assembly,
+    target: Target,
+    step: compiling.Step,
+    compiled: compiling.Compiled,
+) -> dict:
+    """What takes the time of a step, on TPUs."""
+    found = collectives.find(compiled.program, slices=target.slices)
+    tokens = getattr(assembly.model_config, "tokens", None)
+    bundles = kernels.count_bundles(kernels.find_kernels(compiled.program), target.name)
+    rows = kernels.rows(compiled.program, bundles, step.grids)
+    program = dataclasses.replace(
+        compiled.program, kernels={row["name"]: row["cycles"] for row in rows}
+    )
+    counted = cycles.count(program, tokens=tokens)
+    return {
+        "collectives": collectives.summary(found),
+        "kernels": rows,
+        "cycles": counted,
+        "conditionals": cycles.conditionals(program),
+        "operations": cycles.largest(program, OPERATIONS),
+        "seconds": estimate.step_seconds(
+            target,
+            flops=plan["flops_per_device"],
+            arguments=compiled.memory.arguments,
+            temporaries=compiled.memory.temporaries,
+            cycles=sum(counted["all"].values()),
+            collectives=found,
+        ),
+    }
+
+
+def _on_gpu(target: Target, step: compiling.Step, program: hlo.Program) -> dict:
+    """What takes the time of a step, on GPUs."""
+    gpu = target.gpu
+    costs = roofline.kernels_of(program, gpu)
+    program = roofline.weigh(program, costs)
+    hosts = max(1, gpu.per_nvlink // gpu.per_host)  # that NVLink joins
+    islands = [device.process_index // hosts for device in step.mesh.devices.flat]
+    found = collectives.find(program, islands=islands)
+    counted = roofline.count_parts(program, costs)
+    return {
+        "collectives": collectives.summary(found),
+        "roofline": counted,
+        "operations": roofline.largest_kernels(program, costs, OPERATIONS),
+        "seconds": estimate.gpu_seconds(gpu, counted, found),
+    }
 
 
 def _local_disk(step: compiling.Step, target: Target) -> int:
@@ -150,10 +198,12 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
     return {
+        "choices": choices.summarize(model, step.mesh),
         "model": naming.full_name(model, config.model.name),
         "image_size": config.data.image_size,
         "dtype": model.dtype,
         "remat": remat,
+        "unroll": model.unroll,
         "optimizer": config.optim.name,
         "batch_size": config.batch_size,
         "batch_per_chip": config.batch_size / target.chips,
@@ -169,7 +219,7 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
 def _of_run(plan: dict, target: Target, price: float | None) -> dict:
     """What follows from the time of a step: (least, expected, most) each."""
     seconds = plan["seconds"]
-    peak = target.tpu.peak * target.chips
+    peak = target.chip.peak * target.chips
     rows = {name: [] for name in ("images_per_second", "mfu", "hours", "chip_hours")}
     for basis in ("floor", "expected", "ceiling"):
         hours = seconds[basis] * plan["steps"] / 3600
@@ -178,7 +228,7 @@ def _of_run(plan: dict, target: Target, price: float | None) -> dict:
         rows["hours"].append(hours)
         rows["chip_hours"].append(hours * target.chips)
     # By peak rates: what the same share of a v3 core's peak would take.
-    per_chip_hour = target.tpu.peak / TPU_V3_CORE / 24
+    per_chip_hour = target.chip.peak / TPU_V3_CORE / 24
     rows["tpu_v3_core_days"] = [hours * per_chip_hour for hours in rows["chip_hours"]]
     if price is not None:
         rows["cost"] = [hours * price for hours in rows["chip_hours"]]

@@ -1,6 +1,6 @@
 """A plan as text for a terminal."""
 
-from vit_jax.planning.estimate import BLIND
+from vit_jax.planning.estimate import BLIND, BLIND_GPU
 
 _GIB = 2**30
 
@@ -22,14 +22,15 @@ def text(plan: dict) -> str:
         advice = f"Set {' '.join(plan['options'])}" if plan["options"] else "The config is best."
         lines += ["", advice]
     if "seconds" in plan:
-        lines += ["", *(f"{name}: {reason}." for name, reason in BLIND.items())]
+        blind = BLIND_GPU if "roofline" in plan else BLIND
+        lines += ["", *(f"{name}: {reason}." for name, reason in blind.items())]
     return "\n".join(lines)
 
 
 def summary_row(plan: dict) -> str:
     """A plan in one line, for lists of what was tried."""
     choice = (
-        f"remat {plan['remat']:<14} accumulate {plan['accumulate']:<3}"
+        f"remat {plan['remat']:<14} unroll {plan['unroll']:<2} accumulate {plan['accumulate']:<3}"
         f" mesh {' x '.join(map(str, plan['mesh'].values())):<12}"
     )
     if not plan["fits"]:
@@ -59,6 +60,7 @@ def _work(plan: dict) -> list[tuple[str, str]]:
             "optimizer, remat",
             f"{plan['optimizer']}, {plan['remat']}, accumulate {plan['accumulate']}",
         ),
+        ("choices", plan["choices"]),
         ("steps", f"{plan['steps']:,}"),
         (
             "products of a step",
@@ -97,7 +99,9 @@ def _memory(plan: dict) -> list[tuple[str, str]]:
 def _network(plan: dict) -> list[tuple[str, str]]:
     rows = [("collectives of a step", "" if plan["collectives"] else "none")]
     for row in plan["collectives"]:
-        among = f"{row['devices']} {'slices' if row['crosses_slices'] else 'devices'}"
+        among = f"{row['devices']} devices"
+        if row["crosses_slices"]:
+            among = f"{among}, beyond NVLink" if "roofline" in plan else f"{row['devices']} slices"
         size, sent = size_text(row["bytes"]), size_text(row["sent_bytes"])
         rows.append(
             (f"  {row['kind']}", f"{row['count']:>5g} over {among:<13} {size}, {sent} sent")
@@ -107,20 +111,16 @@ def _network(plan: dict) -> list[tuple[str, str]]:
 
 def _time(plan: dict) -> list[tuple[str, str]]:
     seconds, run = plan["seconds"], plan["run"]
-    cycles = plan["cycles"]["all"]
-    total = sum(cycles.values())
     rising = {name: [_number(v) for v in reversed(values)] for name, values in run.items()}
     slices = seconds["slices"]
     parts = [f"{name} {_ms(seconds[name])}" for name in ("products", "memory", "network")]
-    parts.append(f"between slices {'unknown' if slices is None else _ms(slices)}")
-    shares = ", ".join(f"{name} {count / total:.0%}" for name, count in cycles.items())
+    where = "beyond NVLink" if "roofline" in plan else "between slices"
+    parts.append(f"{where} {'unknown' if slices is None else _ms(slices)}")
     rows = [
         ("time of a step", f"{_ms(seconds['expected'])} expected"),
         ("  range", f"{_ms(seconds['floor'])} floor to {_ms(seconds['ceiling'])} ceiling"),
         ("  at best", ", ".join(parts)),
-        ("  cycles", f"{total / 1e6:.0f} M: {shares}"),
-        *(("  branches", _conditional(row)) for row in plan["conditionals"][:3]),
-        *(("  kernel", _kernel(row)) for row in plan["kernels"]),
+        *(_roofline(plan) if "roofline" in plan else _cycles(plan)),
         ("images/s", _range(rising["images_per_second"])),
         ("MFU", _range([f"{share:.0%}" for share in reversed(run["mfu"])])),
         ("time to finish", f"{range_text(run['hours'])} hours"),
@@ -128,6 +128,31 @@ def _time(plan: dict) -> list[tuple[str, str]]:
         ("TPUv3-core-days", f"{range_text(run['tpu_v3_core_days'])}, by peak rates"),
     ]
     return rows + ([("cost", range_text(run["cost"]))] if "cost" in run else [])
+
+
+def _cycles(plan: dict) -> list[tuple[str, str]]:
+    cycles = plan["cycles"]["all"]
+    total = sum(cycles.values())
+    shares = ", ".join(f"{name} {count / total:.0%}" for name, count in cycles.items())
+    return [
+        ("  cycles", f"{total / 1e6:.0f} M: {shares}"),
+        *(("  branches", _conditional(row)) for row in plan["conditionals"][:3]),
+        *(("  kernel", _kernel(row)) for row in plan["kernels"]),
+    ]
+
+
+def _roofline(plan: dict) -> list[tuple[str, str]]:
+    parts = {part: row for part, row in plan["roofline"].items() if row["kernels"]}
+    names = ("kernels", "bytes", "flops", "floor", "usual")
+    parts["all kernels"] = {name: sum(row[name] for row in parts.values()) for name in names}
+    return [
+        (
+            f"  {part}",
+            f"{row['kernels']:>6,} kernels {row['bytes'] / 1e9:>7.2f} GB {row['flops'] / 1e12:>7.2f} TFLOP"
+            f" {1e3 * row['floor']:>7.2f} ms floor {1e3 * row['usual']:>7.2f} ms usual",
+        )
+        for part, row in parts.items()
+    ]
 
 
 def _conditional(row: dict) -> str:

@@ -78,7 +78,7 @@ def announce_devices(mesh: jax.sharding.Mesh) -> None:
     for node, (used, available) in gpus.find_unused(uses).items():
         logging.warning(
             "%s: the run uses %d of the node's %d GPUs. One process on each node uses all of them, and "
-            "so does one for each GPU; JAX needs pip install 'vit_jax[cuda]'", node, used, available,
+            "so does one for each GPU; JAX needs pip install 'vit_jax[cuda13]'", node, used, available,
         )  # fmt: skip
 
 

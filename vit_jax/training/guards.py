@@ -11,6 +11,7 @@ import time
 import jax
 from absl import logging
 from etils import epath
+from jax._src import xla_bridge  # whether a device was used has no public name
 
 from vit_jax import objectives
 from vit_jax.base import buckets, outputs, places, schema
@@ -19,7 +20,7 @@ from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config, config_class
 from vit_jax.data.augmentation import augment
 from vit_jax.data.masks import ClassTable
-from vit_jax.devices import meshes
+from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN
 from vit_jax.models import classifier
 from vit_jax.objectives.contract import Objective
@@ -187,6 +188,20 @@ def check_teacher(
     if teacher.channels != student.channels:
         raise ConfigError(
             f"the teacher {path} sees images of {teacher.channels} channels, and the student of {student.channels}"
+        )
+
+
+def make_deterministic(config: Config) -> None:
+    """Does for GPUs what `config.deterministic` says; to be called before any device is used.
+
+    Raises:
+      ConfigError: one was used, or XLA_FLAGS say otherwise.
+    """
+    if config.deterministic and gpus.wanted(os.environ) and gpus.on_node():
+        gpus.make_deterministic(os.environ, too_late=xla_bridge.backends_are_initialized())
+        logging.info(
+            "deterministic: kernels add in a fixed order and are chosen without timing them; vit_jax benchmark step "
+            "measures what that costs"
         )
 
 

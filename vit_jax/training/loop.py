@@ -32,7 +32,7 @@ from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.clock import Clock
 from vit_jax.training.goals import Goals
-from vit_jax.training.guards import check_batch, check_classes, make_workdir
+from vit_jax.training.guards import check_batch, check_classes, make_deterministic, make_workdir
 from vit_jax.training.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.programs import Programs
@@ -86,6 +86,7 @@ def train(
     check_callbacks(callbacks)
     workdir = storage.locate_to_save(workdir, "--workdir")
     config = resolve(config, workdir)
+    make_deterministic(config)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import optax
+from absl import logging
 from flax import nnx
 
 from vit_jax import optim
 from vit_jax.base import patterns
-from vit_jax.compute import choices, partitioning
+from vit_jax.compute import attend, choices, dense, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved
@@ -49,7 +50,8 @@ def make_train_step(
     place = placement(networks, config)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        grads, metrics, own = gradient_of(state, batch)
+        with dense.gradients_in(config.mesh.gradients):
+            grads, metrics, own = gradient_of(state, batch)
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -176,7 +178,11 @@ def compile_for(train_step: Callable, state: TrainState, batches: Sequence[Batch
       state: of the run, or its shapes.
       batches: or their shapes, no two alike.
     """
-    compiled = {_shapes(batch): train_step.lower(state, batch).compile() for batch in batches}
+    with attend.record() as kinds:
+        lowered = {_shapes(batch): train_step.lower(state, batch) for batch in batches}
+    if kinds:
+        logging.info("attention: %s", " and ".join(kinds))
+    compiled = {shapes: program.compile() for shapes, program in lowered.items()}
     if len(compiled) == 1:
         return next(iter(compiled.values()))
     return lambda state, batch: compiled[_shapes(batch)](state, batch)

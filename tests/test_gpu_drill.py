@@ -1,0 +1,56 @@
+"""The drill for GPUs runs on a CPU, so that nothing but the figures is new on a GPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.benchmarks import gpu_drill
+
+
+def drill(out, *flags) -> tuple[int, dict]:
+    command = [sys.executable, gpu_drill.__file__, "--rehearse", f"--out={out}", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    written = json.loads(out.read_text())
+    assert written == {name: result for name, result in last.items() if name != "failed"}
+    return done.returncode, last
+
+
+def test_a_stage_writes_what_it_found(tmp_path):
+    code, results = drill(tmp_path / "drill.json", "--stages=attention", "--budget=500")
+    assert (code, results["failed"]) == (0, [])
+    assert [row["passes"] for row in results["attention"]["rows"]] == [True, True]
+
+
+def test_a_stage_that_hangs_is_stopped_with_its_rows_kept(monkeypatch, tmp_path):
+    script = tmp_path / "stage.py"
+    script.write_text(
+        f"import time; print('{gpu_drill.MARK}{{\"row\": 1}}', flush=True); time.sleep(99)"
+    )
+    monkeypatch.setattr(gpu_drill, "_command", lambda *_: [sys.executable, str(script)])
+    result = gpu_drill.run_stage("info", 2, True)
+    assert result["rows"] == [{"row": 1}] and result["failed"]
+    assert result["exit_code"] == "stopped after 2 s"
+
+
+def test_a_row_with_an_error_or_a_bad_value_fails_its_stage(monkeypatch, tmp_path):
+    def result(*rows):
+        script = tmp_path / "stage.py"
+        script.write_text("".join(f"print({gpu_drill.MARK + json.dumps(row)!r})\n" for row in rows))
+        monkeypatch.setattr(gpu_drill, "_command", lambda *_: [sys.executable, str(script)])
+        return gpu_drill.run_stage("info", 60, True)
+
+    assert "failed" not in result({"passes": True}, {"seconds": 1})
+    assert result({"passes": False})["failed"] and result({"error": "no memory"})["failed"]
+
+
+@pytest.mark.slow
+def test_every_stage_is_rehearsed(tmp_path):
+    code, results = drill(tmp_path / "drill.json", "--budget=3000")
+    assert (code, results["failed"]) == (0, []), results
+    assert list(results)[:-1] == [stage.__name__ for stage in gpu_drill.STAGES]
+    bits = [row["same_bits"] for row in results["resume"]["rows"]]
+    assert bits == [True, True, True] and results["resume"]["rows"][2]["stopped_with"] == 42
