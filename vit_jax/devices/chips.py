@@ -281,11 +281,11 @@ def check_slice(name: str) -> tuple[Tpu, str]:
     return TPUS[kind], shape
 
 
-def check_gpus(name: str) -> tuple[Gpu, int, int]:
+def check_gpus(name: str, slices: int = 1) -> tuple[Gpu, int, int]:
     """The kind, hosts and GPUs of each host of `KIND:GPUS` or `KIND:HOSTSxGPUS`, e.g. `h100:8x8`.
 
     Raises:
-      ConfigError: the shape is none of these, or a host has fewer GPUs.
+      ConfigError: the shape is none of these, a host has fewer GPUs, or there are several slices.
     """
     kind, _, shape = name.partition(":")
     gpu = GPUS[kind]
@@ -296,6 +296,10 @@ def check_gpus(name: str) -> tuple[Gpu, int, int]:
             f" {kind}:8x{gpu.per_host}"
         )
     hosts, count = int(match[1] or 1), int(match[2])
+    if slices != 1:
+        raise ConfigError(
+            f"--slices={slices} is for TPUs: set --topology={kind}:HOSTSxGPUS, e.g. {kind}:{slices}x{count}"
+        )
     if count > gpu.per_host:
         whole = math.ceil(hosts * count / gpu.per_host)
         raise ConfigError(

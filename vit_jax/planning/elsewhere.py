@@ -38,7 +38,10 @@ def find_elsewhere(topology: str, slices: int = 1, price: float | None = None) -
     Raises:
       ConfigError: there is no such topology.
     """
-    if topology.startswith("cpu:"):
+    if topology.partition(":")[0] not in (
+        *chips.TPUS,
+        *chips.GPUS,
+    ):  # simulated, or none that is known
         return Elsewhere(topology, find(topology), [], price)
     count = _count_devices(topology, slices)
     try:
@@ -54,7 +57,7 @@ def find_elsewhere(topology: str, slices: int = 1, price: float | None = None) -
 
 def _count_devices(topology: str, slices: int) -> int:
     if topology.partition(":")[0] in chips.GPUS:
-        _, hosts, count = chips.check_gpus(topology)
+        _, hosts, count = chips.check_gpus(topology, slices)
         return hosts * count
     tpu, shape = chips.check_slice(topology)
     return slices * chips.count_chips(shape) * tpu.devices_per_chip

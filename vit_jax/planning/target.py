@@ -76,11 +76,7 @@ def find(name: str, *, slices: int = 1) -> Target:
     if kind == "cpu":
         return _simulated(name, shape, slices)
     if kind in chips.GPUS:
-        gpu, hosts, count = chips.check_gpus(name)
-        if slices != 1:
-            raise ConfigError(
-                f"--slices={slices} is for TPUs: set --topology={kind}:HOSTSxGPUS, e.g. {kind}:{slices}x{count}"
-            )
+        gpu, hosts, count = chips.check_gpus(name, slices)
         return Target(name, 1, None, _gpu_devices(gpu, hosts, count), gpu)
     if kind not in chips.TPUS:
         known = (*chips.TPUS, *chips.GPUS, "cpu")
