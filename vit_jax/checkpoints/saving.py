@@ -13,8 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.checkpoints import descriptions, storage
-from vit_jax.checkpoints.fingerprints import fingerprint
+from vit_jax.checkpoints import descriptions, fingerprints, storage
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
@@ -111,7 +110,9 @@ class Checkpoints:
             return
         self._settle()
         self._newest, self._writing = step, True
-        tree = parts | {"fingerprint": marks or fingerprint(parts)}
+        marks = marks or fingerprints.fingerprint(parts)
+        tree = parts | {fingerprints.PART: fingerprints.sums_of_bits(marks)}
+        description = description | {fingerprints.FIELD: fingerprints.described(marks)}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(tree),
             description=ocp.args.JsonSave(descriptions.sealed(description)),
@@ -174,8 +175,9 @@ class Checkpoints:
         for step in reversed(self.steps()):
             folder = self._folder / str(step)
             try:
-                before_restore(everywhere(lambda folder=folder: read_description(folder)))
-                parts = read_parts(folder, like)
+                description = everywhere(lambda folder=folder: read_description(folder))
+                before_restore(description)
+                parts = read_parts(folder, like, description)
             except CheckpointError as error:
                 reasons[step] = error
                 continue
