@@ -24,7 +24,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import shards
+from vit_jax.checkpoints import fingerprints, shards
 from vit_jax.checkpoints.reading import everywhere
 from vit_jax.checkpoints.shards import Layout, ShardFile
 from vit_jax.devices import processes
@@ -71,15 +71,18 @@ class LocalTier:
         self._failing = False
         self._check_disk()
 
-    def save(self, step: int, parts: dict, description: dict) -> None:
+    def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:
         """Copies the state to the host's memory; a thread writes it, and deletes older files.
 
         Args:
           step: steps trained.
           parts: the state's, by name; trees of arrays.
           description: see `descriptions.describe`.
+          marks: the `fingerprint` of the parts, where it is known already.
         """
         self._settle()
+        if marks:
+            description = description | {fingerprints.FIELD: fingerprints.described(marks)}
         header = {
             "run": self._run,
             "step": step,
