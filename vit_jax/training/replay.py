@@ -8,7 +8,7 @@ are gathered on every device for it. What a device holds is audited in `audit`.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -114,23 +114,21 @@ class Replay:
         model: some rows give such gradients on every device.
         """
         tables = [gather_table(self._table(state, batch, roll), self._mesh) for roll in _ROLLS]
-        finite = [table[..., _FINITE].all(axis=-1) for table in tables]
-        if all(one.all() for one in finite):
+        wrong: collections.Counter[int] = collections.Counter()
+        for reports in _reports(tables):
+            bad = {d: sum(not one[:, _FINITE].all() for one in of) for d, of in reports.items()}
+            if all(times == len(reports[device]) for device, times in bad.items()):
+                return ""  # on every device
+            wrong.update({device: times for device, times in bad.items() if times})
+        if not wrong:
             return (
-                "computed again from the same state and data all gradients are finite: a device that cannot be named "
-                "computed wrongly once"
+                "computed again from the same state and data they are: a device that cannot be named computed wrongly "
+                "once"
             )
-        found = judge([one[..., None, None] for one in finite], ["gradients that are not finite"])
-        everywhere = [
-            all(
-                not finite[roll].reshape(self._shards, -1)[(s + roll) % self._shards].any()
-                for roll in _ROLLS
-            )
-            for s in range(self._shards)
-        ]
-        if any(everywhere) or not found or not all(one.certain for one in found):
-            return ""
-        return self._named(found)
+        what = ["gradients that are not finite"]
+        return self._named(
+            [WrongResult(d, True, times, what) for d, times in sorted(wrong.items())]
+        )
 
     def _table(self, state: TrainState, batch: Batch, roll: int) -> jax.Array:
         self.compile(state, batch)
@@ -169,15 +167,8 @@ def judge(tables: Sequence[np.ndarray], names: Sequence[str]) -> list[WrongResul
       tables: for each roll of the rows by one more shard, (replica, data, fsdp, tensor, arrays, columns).
       names: of the arrays.
     """
-    shards = int(np.prod(tables[0].shape[:3]))
-    tables = [table.reshape(shards, -1, *table.shape[-2:]) for table in tables]
     wrong: dict[tuple[int, bool], list[np.ndarray]] = collections.defaultdict(list)
-    for shard in range(shards):
-        reports = collections.defaultdict(list)
-        for roll, table in enumerate(tables):
-            place = (shard + roll) % shards
-            for tensor, report in enumerate(table[place]):
-                reports[place * table.shape[1] + tensor].append(report)
+    for reports in _reports(tables):
         for who, differing in _judge_shard(reports).items():
             wrong[who] += differing
     found = []
@@ -185,6 +176,19 @@ def judge(tables: Sequence[np.ndarray], names: Sequence[str]) -> list[WrongResul
         arrays = [names[i] for i in np.flatnonzero(np.any(differing, axis=0))]
         found.append(WrongResult(device, certain, len(differing), arrays))
     return found
+
+
+def _reports(tables: Sequence[np.ndarray]) -> Iterator[dict[int, list[np.ndarray]]]:
+    """For the rows of each shard what every device got that computed with them, (arrays, columns) for each time."""
+    shards = int(np.prod(tables[0].shape[:3]))
+    tables = [table.reshape(shards, -1, *table.shape[-2:]) for table in tables]
+    for shard in range(shards):
+        reports = collections.defaultdict(list)
+        for roll, table in enumerate(tables):
+            place = (shard + roll) % shards
+            for tensor, report in enumerate(table[place]):
+                reports[place * table.shape[1] + tensor].append(report)
+        yield reports
 
 
 def _judge_shard(
