@@ -1,5 +1,6 @@
 """Replays name the device that computes wrongly; faults are made by a wrapped gradient, on simulated devices."""
 
+import contextlib
 import re
 
 import jax
@@ -14,17 +15,21 @@ from vit_jax.devices import meshes
 from vit_jax.training import device_checks, replay
 from vit_jax.training import state as states
 from vit_jax.training.assembly import make_mesh, resolve
-from vit_jax.training.audit import CordonHost
+from vit_jax.training.audit import CordonHost, WrongState
 from vit_jax.training.with_data import assembly_for
 
 FAULTS = 120
+CLEAN, ALONE, EVERYWHERE = FAULTS, FAULTS + 1, FAULTS + 2  # steps
+LAST = -7  # a label that no digit has
 RNG = np.random.default_rng(0)
 # For each step: the device at fault, the array, its element, and the bit.
 PLAN = np.stack([RNG.integers(0, high, FAULTS) for high in (8, 2**30, 2**30, 32)], axis=1)
 
 
 def faulty(gradient_of):
-    """A gradient of which one device flips a bit, as `PLAN` says of the state's step; of no steps beyond it."""
+    """A gradient of which one device flips a bit, as `PLAN` says of the state's step; of step `ALONE` device 3 makes
+    NaNs, of `EVERYWHERE` the rows of the last shard do on every device.
+    """
 
     def gradient(state, batch):
         grads, *rest = gradient_of(state, batch)
@@ -35,7 +40,10 @@ def faulty(gradient_of):
             bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1)
             hit = (jnp.arange(bits.size) == element % bits.size) & (array % len(leaves) == i)
             flipped = bits ^ jnp.where(hit & mine, jnp.uint32(1) << bit.astype(jnp.uint32), 0)
-            leaves[i] = jax.lax.bitcast_convert_type(flipped.reshape(leaf.shape), leaf.dtype)
+            leaf = jax.lax.bitcast_convert_type(flipped.reshape(leaf.shape), leaf.dtype)
+            alone = (state.step == ALONE) & (jax.lax.axis_index(meshes.AXES) == 3)
+            everywhere = (state.step == EVERYWHERE) & (batch["label"] == LAST).any()
+            leaves[i] = jnp.where(alone | everywhere, jnp.nan, leaf)
         return jax.tree.unflatten(structure, leaves), *rest
 
     return gradient
@@ -100,11 +108,49 @@ def test_a_device_that_computes_wrongly_is_named_at_the_next_replay(
         assert named == [str(names[PLAN[step, 0]])], (step, caplog.text)
         assert "3 of 3 times" in caplog.text
     caplog.clear()
-    run.replay(FAULTS)
+    run.replay(CLEAN)
     assert not caplog.records
     run.checks.events._most = 1
-    with pytest.raises(CordonHost, match=f"Checkpoints after step {FAULTS}, .*cordon it"):
+    with pytest.raises(CordonHost, match=f"Checkpoints after step {CLEAN}, .*cordon it"):
         run.replay(0)
+
+
+def test_a_gradient_that_is_not_finite_on_one_device_alone_is_its_fault(monkeypatch):
+    run = Run(monkeypatch, **{"audit.every": 100, "nonfinite": "rollback"})
+    read = loader.train_batches
+
+    @contextlib.contextmanager
+    def marked(*arguments, **options):
+        """Batches of which the last row is known."""
+        with read(*arguments, **options) as batches:
+            yield (
+                batch | {"label": jax.jit(lambda x: x.at[-1].set(LAST))(batch["label"])}
+                for batch in batches
+            )
+
+    monkeypatch.setattr(loader, "train_batches", marked)
+
+    def explain(step):
+        state = run.at(step + 5)
+        place = state.step.sharding
+        health = state.health.replace(
+            first_bad_step=jax.device_put(np.int32(step), place),
+            bad_tensors=jax.device_put(np.ones(state.health.bad_tensors.shape, bool), place),
+        )
+        with jax.set_mesh(run.mesh):
+            state = state.replace(health=health)
+            run.checks.start(step + 5, state)
+            return run.checks.explain(state, [])
+
+    device = run.mesh.devices.flat[3].id
+    for _ in range(2):  # each time that it is found, until the host was at fault too often
+        run.checks._excused.clear()
+        with pytest.raises(WrongState, match=f"not finite, but device {device} of process 0 on "):
+            explain(ALONE)
+    assert explain(EVERYWHERE) is not None  # The data's fault: as `config.nonfinite` says.
+    with pytest.raises(WrongState, match="a device that cannot be named computed wrongly once"):
+        explain(CLEAN)
+    assert explain(CLEAN) is not None  # Twice the same is no accident.
 
 
 def table(values) -> np.ndarray:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.base import patterns
 from vit_jax.compute import digests
 from vit_jax.models.registry import Weights
 
@@ -74,6 +75,23 @@ def differ(marks: np.ndarray, saved: np.ndarray) -> np.ndarray:
         return np.ones(len(marks), bool)
     columns = digests.DIGEST if saved.shape[-1] == 2 else [digests.SUM_OF_BITS]
     return (marks[:, columns] != saved).any(axis=1)
+
+
+def find_changed(
+    parts: Mapping, described: Mapping[str, str] | None, sums: Mapping | None = None
+) -> str | None:
+    """The name of an array that is not what was saved, `None` if there is none.
+
+    Args:
+      parts: what was read, on devices.
+      described, sums: see `saved_marks`.
+    """
+    marks = jax.device_get(fingerprint(parts))
+    for name, part in parts.items():
+        changed = differ(marks[name], saved_marks(name, described, sums))
+        if changed.any():
+            return patterns.names({name: part})[int(np.argmax(changed))]
+    return None
 
 
 def digest(weights: Weights) -> str:

@@ -177,7 +177,7 @@ def load_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarr
     saved = fingerprints.saved_marks(part, described, restored.get(fingerprints.PART))
     mark = digests.host_mark(array)[None]
     if fingerprints.differ(mark, saved[index : index + 1]).any():
-        raise _changed(folder, part, name)
+        raise _changed(folder, f"{part}/{name}")
     return array
 
 
@@ -294,13 +294,8 @@ def read_parts(folder: epath.Path, like: dict, description: dict | None = None) 
     sums = {} if described else {fingerprints.PART: fingerprints.like(like)}
     restored = everywhere(lambda: _restore(folder, like | sums))
     parts = {name: restored[name] for name in like}
-    found = jax.device_get(fingerprints.fingerprint(parts))
-    for name, part in parts.items():
-        saved = fingerprints.saved_marks(name, described, restored.get(fingerprints.PART))
-        changed = fingerprints.differ(found[name], saved)
-        if changed.any():
-            bad = [n for n, c in zip(patterns.names(part), changed, strict=True) if c]
-            raise _changed(folder, name, bad[0])
+    if changed := fingerprints.find_changed(parts, described, restored.get(fingerprints.PART)):
+        raise _changed(folder, changed)
     return parts
 
 
@@ -329,10 +324,8 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
     return restored
 
 
-def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{folder} is damaged: the bits of {field}/{name} are not those that were saved"
-    )
+def _changed(folder: epath.Path, name: str) -> CheckpointError:
+    return CheckpointError(f"{folder} is damaged: the bits of {name} are not those that were saved")
 
 
 def everywhere(read: Callable[[], dict]) -> dict:
