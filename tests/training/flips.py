@@ -47,8 +47,12 @@ class Flips:
         self._left, self._seed, self._only, self._after_use = set(steps), seed, only, after_use
         self.made: list[tuple[int, str, int]] = []
 
-    def install(self, monkeypatch) -> None:
-        """Lets bits flip in the runs of this process."""
+    def install(self, replace=setattr) -> None:
+        """Lets bits flip in the runs of this process.
+
+        Args:
+          replace: as `setattr`, such as pytest's `monkeypatch.setattr`.
+        """
         after = audit.Audit.after
 
         def flipping(audited, step, state):
@@ -61,7 +65,7 @@ class Flips:
             if self._after_use:
                 after(audited, step, state)
 
-        monkeypatch.setattr(audit.Audit, "after", flipping)
+        replace(audit.Audit, "after", flipping)
 
     def _flip(self, step: int, mesh, tree: dict) -> None:
         rng = np.random.default_rng((self._seed, step))

@@ -10,6 +10,7 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY
+from vit_jax.checkpoints import fingerprints
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes
 from vit_jax.training import device_checks, replay
@@ -151,6 +152,18 @@ def test_a_gradient_that_is_not_finite_on_one_device_alone_is_its_fault(monkeypa
     with pytest.raises(WrongState, match="a device that cannot be named computed wrongly once"):
         explain(CLEAN)
     assert explain(CLEAN) is not None  # Twice the same is no accident.
+
+
+def test_the_marks_of_an_audit_are_the_fingerprint_of_a_checkpoint(monkeypatch):
+    run = Run(monkeypatch, **{"audit.every": 100, "mesh.fsdp": 4, "mesh.fsdp_min_size": 64})
+    with jax.set_mesh(run.mesh):
+        run.checks.start(0, run.state)
+        parts = run.checks.verify(0, run.state).parts()
+        expected = fingerprints.fingerprint(parts)
+    found = run.checks.marks_of(parts)
+    assert found.keys() == expected.keys() and {"params", "opt_state", "ema"} <= found.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
 def table(values) -> np.ndarray:
