@@ -56,7 +56,7 @@ def test_flips_between_steps_are_named_and_undone(
     with caplog.at_level("ERROR", logger="absl"):
         vit_jax.train(config, tmp_path)
     assert len(flips.made) == 11 and sorted(found(caplog.text)) == sorted(flips.made)
-    assert "A good copy's bits took their place, and the run goes on" in caplog.text
+    assert "A good copy's bits took their place, and the run continues" in caplog.text
     assert "Going back to the checkpoint of step" in caplog.text
     assert_same_bits(expected, tmp_path)
 

@@ -4,7 +4,7 @@ device and host, and undone.
 1. After a step that is due every device keeps marks of what it holds, and copies are compared. What
    differs there was computed with: the run goes back to its last good checkpoint.
 2. Before the next step, and before a save, every device compares what it holds with its own marks. What
-   differs was not used yet: a good copy's bits take its place, and the run goes on as if nothing had been.
+   differs was not used yet: a good copy's bits take its place, and the run continues as if nothing had been.
    Of what exists once there is no other copy, so that the run goes back here too.
 
 How marks are made and copies healed is in `copies`, devices that compute wrongly are found in `replay`.
@@ -146,7 +146,7 @@ class Audit:
             self._give_up(f"{message}. Steps may have computed with them")
         if not findings.curable or not findings.faults:
             self._give_up(f"{message}. No other device has the right ones")
-        _log(f"{message}. A good copy's bits took their place, and the run goes on")
+        _log(f"{message}. A good copy's bits took their place, and the run continues")
         healed = self._copies.heal(_tree(state), findings)
         state = _with_tree(state, healed)
         if used:  # What is compared from now on are the marks of the healed state.

@@ -107,7 +107,7 @@ class Replay:
                 f"wrong results in them; {self._events.cordon}"
             )
         if jax.process_index() == 0:
-            logging.error("%s. The replay's results are not used, and the run goes on", message)
+            logging.error("%s. The replay's results are not used, and the run continues", message)
 
     def not_finite(self, step: int, state: TrainState, batch: Batch) -> str:
         """Who is at fault for gradients of the step after `step` that were not finite; '' if it is the data or the
