@@ -253,10 +253,7 @@ class Audit:
         minimum=0,
     )
     most: int = option(
-        3,
-        "how often a host may be at fault before the run ends with exit code 42",
-        minimum=1,
-        when={"every": bool},
+        3, "how often a host may be at fault before the run ends with exit code 42", minimum=1
     )
 
 

@@ -45,14 +45,12 @@ class Fault:
 
     Attributes:
       array: its name.
-      index: of the array among all.
       device: its position in the mesh, as an index into `mesh.devices.flat`.
       certain: whether it is this device; else one of those that are named for the array.
       why: how that is known.
     """
 
     array: str
-    index: int
     device: int
     certain: bool
     why: str
@@ -167,9 +165,7 @@ class Copies:
                     if not is_right:
                         certain = good is not None or not unchanged[device, index]
                         why = _why(unchanged[device, index], good is not None)
-                        faults.append(
-                            Fault(self.names[index], index, int(device), bool(certain), why)
-                        )
+                        faults.append(Fault(self.names[index], int(device), bool(certain), why))
             whole = all(good is not None for good, _ in found)
             senders[index] = chosen.reshape(self.mesh.devices.shape) if whole else None
         return Findings(faults, senders)
