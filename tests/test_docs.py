@@ -393,3 +393,14 @@ def test_pages_and_pictures_that_the_guides_link_to_exist_and_pictures_are_small
     assert [path for path in linked if not path.exists()] == []
     pictures = set((ROOT / "docs" / "figures").iterdir())
     assert pictures <= linked and all(path.stat().st_size <= 40_000 for path in pictures)
+
+
+def test_every_promise_names_a_test_that_would_break():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    named = set(re.findall(r"`(test_\w+)`", page))
+    written = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 15 and named <= written

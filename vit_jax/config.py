@@ -242,6 +242,37 @@ class Hosts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Audit:
+    """How often devices are checked for wrong bits and wrong results (docs/reliability.md)."""
+
+    every: int = option(
+        100,
+        "steps between audits, which compare every copy of the state; also before each save; 0: never",
+        minimum=0,
+    )
+    differing: str = option(
+        "rollback",
+        "what copies that differ after steps may have used them do: rollback: restore the last checkpoint; majority: "
+        "most copies replace the others, and the run continues",
+        choices=("rollback", "majority"),
+        when={"every": bool},
+    )
+    replay_every: int = option(
+        0,
+        "steps between replays, in which two devices compute the gradient of the same images; 0: never",
+        minimum=0,
+    )
+    checker_every: int = option(
+        0,
+        "TPUs: steps between those that run libtpu's checker, which computes everything twice; 0: never",
+        minimum=0,
+    )
+    most: int = option(
+        3, "how often a host may be at fault before the run ends with exit code 42", minimum=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A run."""
 
@@ -335,6 +366,7 @@ class Config:
     log: Log = section(Log, may_change=True)
     hosts: Hosts = section(Hosts, may_change=True)
     spike: Spike = section(Spike, may_change=True)
+    audit: Audit = section(Audit, may_change=True)
     reference: Reference = section(Reference, may_change=True)
 
 

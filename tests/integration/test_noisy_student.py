@@ -10,7 +10,7 @@ from vit_jax.data import sources
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.studies.sweep import run_all
-from vit_jax.training import loop, pseudo_labels
+from vit_jax.training import loop, pseudo_labels, with_data
 from vit_jax.training.assembly import resolve
 
 
@@ -35,7 +35,7 @@ def student(tiny_config, teacher, **fields):
 def labelled(config, workdir):
     config = resolve(config, workdir)
     source = sources.open_train(config.data)
-    return pseudo_labels.add(source, loop.assembly_for(config, source), workdir)
+    return pseudo_labels.add(source, with_data.assembly_for(config, source), workdir)
 
 
 def test_a_teacher_labels_once_and_another_is_refused(tiny_config, tmp_path, monkeypatch):

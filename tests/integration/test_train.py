@@ -13,7 +13,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.data.options import Data
-from vit_jax.training import loop
+from vit_jax.training import step as train_step
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.health import NonFiniteError
 
@@ -227,19 +227,19 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
             event.endswith("backend_compile_duration") and compilations.append(event)
         )
     )
-    compile_train_step = loop.compile_train_step
+    compile_train_step = train_step.compile_train_step
 
-    def watched(*arguments):
-        jitted = compile_train_step(*arguments)
+    def watched(*arguments, **options):
+        jitted = compile_train_step(*arguments, **options)
 
         def lower(*arguments):
-            step = jitted.lower(*arguments).compile()
+            program = jitted.lower(*arguments).compile()
 
             def run(state, batch):
                 with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
                     jax.jit(lambda x: x)(np.ones(3))
                 before = len(compilations)
-                result = step(state, batch)
+                result = program(state, batch)
                 during_step.append(len(compilations) - before)
                 return result
 
@@ -247,6 +247,6 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
 
         return SimpleNamespace(lower=lower)
 
-    monkeypatch.setattr(loop, "compile_train_step", watched)
+    monkeypatch.setattr(train_step, "compile_train_step", watched)
     vit_jax.train(tiny_config(duration="6 steps", log__every="1 steps"), tmp_path)
     assert during_step == [0] * 6 and compilations

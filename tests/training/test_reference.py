@@ -10,8 +10,8 @@ from tests.integration.conftest import TINY
 from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
-from vit_jax.training import curves, loop, reference
-from vit_jax.training.assembly import resolve
+from vit_jax.training import curves, reference, with_data
+from vit_jax.training.assembly import assemble, resolve
 from vit_jax.user_files import load_config, load_recipe
 
 PUBLISHED = list(curves._published())
@@ -77,7 +77,7 @@ def test_the_curves_recipes_are_those_of_the_configs():
             assert config.reference.curve == name
         config.init_from = ""
         config = resolve(config)
-        model = loop.assemble(config, num_classes=1000, examples_per_epoch=1_281_167).model_config
+        model = assemble(config, num_classes=1000, examples_per_epoch=1_281_167).model_config
         recipe = curves.recipe_of(curves.with_model(config, model))
         usual = curves.default_recipe(config.model.name)
         assert not curves.differences(usual | curve.recipe, recipe), name
@@ -102,8 +102,8 @@ class Run:
 def run_of(config) -> Run:
     config = resolve(config)
     source = sources.open_train(config.data)
-    assembly = loop.assembly_for(config, source)
-    suite = evaluation.make(config.eval.evaluators, loop.subject_of(assembly, source))
+    assembly = with_data.assembly_for(config, source)
+    suite = evaluation.make(config.eval.evaluators, with_data.subject_of(assembly, source))
     return Run(config, assembly, source, suite)
 
 

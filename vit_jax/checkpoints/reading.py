@@ -7,11 +7,9 @@ are in `interchange`.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
@@ -22,9 +20,9 @@ from ml_collections import ConfigDict
 from vit_jax import objectives, user_files
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import adapted, descriptions, storage
-from vit_jax.checkpoints.fingerprints import fingerprint, host_mark
+from vit_jax.checkpoints import adapted, descriptions, fingerprints, storage
 from vit_jax.checkpoints.own import Own, abstract_own, trained_networks
+from vit_jax.compute import digests
 from vit_jax.config import default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
@@ -155,7 +153,7 @@ def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
         like = registry.abstract_weights(descriptions.stored_model_config(description))[1]
     names = descriptions.parts_to_use(description)
     wanted = {name: part for name, part in zip(names, like, strict=True) if part}
-    found = read_parts(folder, wanted)
+    found = read_parts(folder, wanted, description)
     return Weights(*(found.get(name, {}) for name in names))
 
 
@@ -168,15 +166,18 @@ def load_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarr
       like: shapes and dtypes of all its arrays.
       name: as in `patterns.names(like)`.
     """
-    index, leaves = patterns.names(like).index(name), jax.tree.leaves(like)
-    tree = leaves[index]
+    index = patterns.names(like).index(name)
+    tree = jax.tree.leaves(like)[index]
     for key in reversed(name.split("/")):
         tree = {key: tree}
-    marks = jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
-    restored = _restore(folder, {part: tree, "fingerprint": {part: marks}})
+    described = read_description(folder).get(fingerprints.FIELD)
+    sums = {} if described else {fingerprints.PART: fingerprints.like({part: like})}
+    restored = _restore(folder, {part: tree} | sums)
     (array,) = jax.tree.leaves(restored[part])
-    if host_mark(array) != restored["fingerprint"][part][index]:
-        raise _changed(folder, part, name)
+    saved = fingerprints.saved_marks(part, described, restored.get(fingerprints.PART))
+    mark = digests.host_mark(array)[None]
+    if fingerprints.differ(mark, saved[index : index + 1]).any():
+        raise _changed(folder, f"{part}/{name}")
     return array
 
 
@@ -190,15 +191,15 @@ def weights_mark(folder: epath.Path) -> str:
     like = adapted.saved_like(
         description, registry.abstract_weights(descriptions.stored_model_config(description))[1]
     )
-    marks = {
-        name: jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
+    parts = {
+        name: part
         for name, part in zip(descriptions.parts_to_use(description), like, strict=True)
-        if (leaves := jax.tree.leaves(part))
+        if jax.tree.leaves(part)
     }
-    found = _restore(folder, {"fingerprint": marks})["fingerprint"]
-    return hashlib.sha256(
-        b"".join(np.asarray(found[n]).tobytes() for n in sorted(marks))
-    ).hexdigest()
+    if described := description.get(fingerprints.FIELD):
+        return fingerprints.of_parts(described, parts)
+    saved = _restore(folder, {fingerprints.PART: fingerprints.like(parts)})
+    return fingerprints.of_sums(saved[fingerprints.PART])
 
 
 def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
@@ -243,7 +244,8 @@ def _load_own(
         return None
     parts = abstract_own(networks, description)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
-    found = read_parts(directory, {name: part for name, part in like.items() if part})
+    wanted = {name: part for name, part in like.items() if part}
+    found = read_parts(directory, wanted, description)
     return Own(networks, Weights(*(found.get(name, {}) for name in parts)))
 
 
@@ -274,45 +276,56 @@ def _is_whole(checkpoint: epath.Path) -> bool:
     return True
 
 
-def read_parts(folder: epath.Path, like: dict) -> dict:
+def read_parts(folder: epath.Path, like: dict, description: dict | None = None) -> dict:
     """Some parts of a saved state, verified to equal what was saved.
+
+    Args:
+      folder: of a checkpoint.
+      like: shapes, dtypes and shardings of the parts, by name.
+      description: of the checkpoint, where it is known already.
 
     Raises:
       CheckpointError: a file is missing or cut short, an array has another shape, or its bits have
         changed.
     """
-    marks = {
-        name: jax.ShapeDtypeStruct((len(jax.tree.leaves(part)),), jnp.uint32)
-        for name, part in like.items()
-    }
-    restored = everywhere(lambda: _restore(folder, like | {"fingerprint": marks}))
-    found = jax.device_get(fingerprint({name: restored[name] for name in like}))
-    for name in like:
-        changed = found[name] != np.asarray(restored["fingerprint"][name])
-        if changed.any():
-            bad = [n for n, c in zip(patterns.names(restored[name]), changed, strict=True) if c]
-            raise _changed(folder, name, bad[0])
-    return {name: restored[name] for name in like}
+    if description is None:
+        description = everywhere(lambda: read_description(folder))
+    described = description.get(fingerprints.FIELD)
+    sums = {} if described else {fingerprints.PART: fingerprints.like(like)}
+    restored = everywhere(lambda: _restore(folder, like | sums))
+    parts = {name: restored[name] for name in like}
+    if changed := fingerprints.find_changed(parts, described, restored.get(fingerprints.PART)):
+        raise _changed(folder, changed)
+    return parts
 
 
 def _restore(folder: epath.Path, tree: dict) -> dict:
-    """What is saved under the names of `tree`, not compared with its fingerprint."""
+    """What is saved under the names of `tree`, not compared with its fingerprint.
+
+    Raises:
+      CheckpointError: something of it is missing or damaged.
+    """
     args = ocp.args.PyTreeRestore(
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        return ocp.PyTreeCheckpointHandler().restore(storage.readable(folder / "state"), args=args)
+        restored = ocp.PyTreeCheckpointHandler().restore(
+            storage.readable(folder / "state"), args=args
+        )
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
         if storage.is_unavailable(folder, error):
             raise buckets.failure(str(folder), storage.why(error)) from error
         raise CheckpointError(f"{folder} is damaged: {storage.why(error)}") from error
+    # What Orbax does not find it leaves as it was asked for.
+    for name, leaf in patterns.named(restored).items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise CheckpointError(f"{folder} is damaged: its state has no {name}")
+    return restored
 
 
-def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{folder} is damaged: the bits of {field}/{name} are not those that were saved"
-    )
+def _changed(folder: epath.Path, name: str) -> CheckpointError:
+    return CheckpointError(f"{folder} is damaged: the bits of {name} are not those that were saved")
 
 
 def everywhere(read: Callable[[], dict]) -> dict:

@@ -13,9 +13,8 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.checkpoints import descriptions, pins
+from vit_jax.checkpoints import descriptions, fingerprints, pins
 from vit_jax.checkpoints.committing import Committer, remove_checkpoint
-from vit_jax.checkpoints.fingerprints import fingerprint
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
@@ -101,7 +100,9 @@ class Checkpoints:
             return
         self._settle()
         self._newest = step
-        tree = parts | {"fingerprint": marks or fingerprint(parts)}
+        marks = marks or fingerprints.fingerprint(parts)
+        tree = parts | {fingerprints.PART: fingerprints.sums_of_bits(marks)}
+        description = description | {fingerprints.FIELD: fingerprints.described(marks)}
         folder = self._folder / str(step)
         if failures := self._committer.start(folder, tree, descriptions.sealed(description)):
             self._end_of_save(failures)
@@ -153,8 +154,9 @@ class Checkpoints:
         for step in reversed(self.steps()):
             folder = self._folder / str(step)
             try:
-                before_restore(everywhere(lambda folder=folder: read_description(folder)))
-                parts = read_parts(folder, like)
+                description = everywhere(lambda folder=folder: read_description(folder))
+                before_restore(description)
+                parts = read_parts(folder, like, description)
             except CheckpointError as error:
                 reasons[step] = error
                 continue

@@ -24,7 +24,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import shards
+from vit_jax.checkpoints import fingerprints, shards
 from vit_jax.checkpoints.reading import everywhere
 from vit_jax.checkpoints.shards import Layout, ShardFile
 from vit_jax.devices import processes
@@ -71,15 +71,18 @@ class LocalTier:
         self._failing = False
         self._check_disk()
 
-    def save(self, step: int, parts: dict, description: dict) -> None:
+    def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:
         """Copies the state to the host's memory; a thread writes it, and deletes older files.
 
         Args:
           step: steps trained.
           parts: the state's, by name; trees of arrays.
           description: see `descriptions.describe`.
+          marks: the `fingerprint` of the parts, where it is known already.
         """
         self._settle()
+        if marks:
+            description = description | {fingerprints.FIELD: fingerprints.described(marks)}
         header = {
             "run": self._run,
             "step": step,
@@ -114,7 +117,11 @@ class LocalTier:
             if not complete:
                 return None
             step = max(complete)
-            if not self._agrees(files.get(step, []), offers[step], before_restore):
+            description = self._described(files.get(step, []), offers[step])
+            try:
+                before_restore(description)
+            except ConfigError as error:
+                logging.warning("local checkpoints are not used: %s", error)
                 return None
             try:
                 found = everywhere(
@@ -124,6 +131,13 @@ class LocalTier:
                 logging.warning("config.checkpoint.local: %s; trying what else there is", error)
                 continue
             parts = self._state(found, offers[step])
+            if changed := self._changed(parts, description):
+                logging.warning(
+                    "config.checkpoint.local: the bits of %s in step %d are not those that were saved; trying what "
+                    "else there is", changed, step,
+                )  # fmt: skip
+                files.pop(step, None)
+                continue
             logging.info("step %d was restored from local disks (config.checkpoint.local)", step)
             self._complete = step
             return step, parts
@@ -231,22 +245,12 @@ class LocalTier:
     def _all_of(self, offers: list[set[int]]) -> bool:
         return len(set().union(*offers)) == self._layout.count
 
-    def _agrees(
-        self,
-        files: list[ShardFile],
-        offers: list[set[int]],
-        before_restore: Callable[[dict], None],
-    ) -> bool:
-        """Whether the state may be restored, as its description says; the same in all processes."""
+    def _described(self, files: list[ShardFile], offers: list[set[int]]) -> dict:
+        """The description of a state; the same in all processes."""
         first = next(process for process, offer in enumerate(offers) if offer)
         mine = json.dumps(files[0].header["description"]) if first == processes.index() else ""
         described = processes.gather("description of a local checkpoint", mine, self._wait)
-        try:
-            before_restore(json.loads(described[first]))
-        except ConfigError as error:
-            logging.warning("local checkpoints are not used: %s", error)
-            return False
-        return True
+        return json.loads(described[first])
 
     def _read(self, files: list[ShardFile]) -> dict[int, np.ndarray]:
         """This process's shards from files of one step; a damaged file is removed from the list.
@@ -275,6 +279,13 @@ class LocalTier:
         )
         earlier = set().union(*offers[: processes.index()])
         return self._layout.gathered(found, sent=found.keys() - earlier)
+
+    def _changed(self, parts: dict, description: dict) -> str:
+        """The name of an array that is not the one that was saved, on a device of any process; '' for none."""
+        described = description.get(fingerprints.FIELD)  # which earlier versions did not save
+        mine = fingerprints.find_changed(parts, described) if described else None
+        changed = processes.failures("marks of a local checkpoint", mine or "", self._wait)
+        return next(iter(changed.values()), "")
 
     def _check_disk(self) -> None:
         """Logs what the files need, and warns if the disk has less."""

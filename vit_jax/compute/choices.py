@@ -84,6 +84,14 @@ def with_compute_dtype(config: Model) -> Model:
     return dataclasses.replace(config, dtype="float32")
 
 
+def checker_options(mesh: Mesh) -> dict[str, bool | int]:
+    """XLA's options for a program that finds wrong results by computing everything twice; empty where the platform
+    has none.
+    """
+    device = mesh.devices.flat[0]
+    return tpu.checker_options(device.device_kind) if device.platform == "tpu" else {}
+
+
 @functools.cache
 def multiplies_bfloat16() -> bool:
     """Whether this machine's CPU has instructions for products in bfloat16, AMX or AVX-512 BF16 (known

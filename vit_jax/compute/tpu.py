@@ -18,6 +18,22 @@ COMPILER_OPTIONS = {
     "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
 }
 
+# Of the checker of silent data corruption in libtpu: every program is run again, and the run ends if results
+# differ. Where a chip has two cores, they change roles; else instructions are issued to other units.
+_CHECKER_OPTIONS = {
+    "xla_tpu_enable_sdc_checker": True,
+    "xla_tpu_sdc_check_repeat_count": 1,
+    "xla_tpu_sdc_check_halt_on_detection": True,
+}
+_TWO_CORES = ("v4", "v5")  # a v5p calls itself v5
+
+
+def checker_options(kind: str) -> dict[str, bool | int]:
+    """XLA's options for a program that finds wrong results by itself, on TPUs of this kind."""
+    two = kind.removeprefix("TPU ") in _TWO_CORES
+    own = "xla_tpu_sdc_checker_alternate_megacore_cores" if two else "xla_tpu_sdc_replicate_llo"
+    return _CHECKER_OPTIONS | {own: True}
+
 
 @attend.project.on("tpu")
 def project(

@@ -10,8 +10,9 @@ from etils import epath
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
-from vit_jax.checkpoints import descriptions, fingerprints, reading, saving
+from vit_jax.checkpoints import descriptions, reading, saving
 from vit_jax.checkpoints.adapted import BASE, adapters_in, saved_like
+from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
@@ -144,7 +145,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
 
     def hold(leaf) -> jax.Array:
         array = np.asarray(leaf)
-        marks.append(fingerprints.host_mark(array))
+        marks.append(digests.host_mark(array))
         # Orbax would copy NumPy arrays before it writes them.
         return jax.device_put(array, host)
 
@@ -154,7 +155,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
         for name, tree in zip(descriptions.parts_to_use(description), trees, strict=True):
             if jax.tree.leaves(tree):
                 parts[name] = jax.tree.map(hold, tree)
-                saved_marks[name], marks = np.asarray(marks), []
+                saved_marks[name], marks = np.stack(marks), []
         unnamed = () if foreign.classes or not foreign.model_config.num_classes else ("classes",)
         assumed = list(dict.fromkeys((*foreign.assumed, *unnamed)))
         description |= {"seconds": 0.0, LAYOUT: foreign.layout, ASSUMED: assumed}

@@ -11,7 +11,7 @@ from vit_jax.base import places
 from vit_jax.base.buckets import Unreachable
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import with_fields
-from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.masks import mask_table
@@ -24,7 +24,7 @@ from vit_jax.planning.plan import known_data
 from vit_jax.training import announce, preflight, starting
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch
-from vit_jax.training.loop import subject_of
+from vit_jax.training.with_data import describe_run, subject_of
 
 
 def dry_run(
@@ -132,14 +132,7 @@ def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike)
     """Raises `ConfigError` if another run is in the workdir."""
     saved = reading.newest_description(workdir)
     if saved is not None:
-        now = descriptions.describe(
-            assembly.config,
-            assembly.model_config,
-            source.classes,
-            len(source),
-            source.fingerprint(),
-        )
-        starting.check_same_run(assembly.config, saved, now)
+        starting.check_same_run(assembly.config, saved, describe_run(assembly, source))
 
 
 def _unfit_mesh(config: Config, missing: str) -> str:

@@ -167,6 +167,13 @@ def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath
     return text
 
 
+def announce_end(workdir: epath.Path, result: dict, clock: Clock) -> None:
+    """Writes WORKDIR/result.json, and logs what the time went into."""
+    if jax.process_index() == 0:
+        places.write_whole(workdir / "result.json", json.dumps(result) + "\n")
+        logging.info("%s", where_the_time_went(clock))
+
+
 def where_the_time_went(clock: Clock) -> str:
     """A sentence on the time of a run, restarts included."""
     seconds = sum(clock.seconds.values())

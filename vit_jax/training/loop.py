@@ -3,7 +3,6 @@
 """
 
 import contextlib
-import json
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -13,24 +12,22 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import evaluation, optim
-from vit_jax.base import logs, places
+from vit_jax import evaluation
+from vit_jax.base import logs
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
-from vit_jax.checkpoints import descriptions, saving, storage, tiers
-from vit_jax.config import Config
+from vit_jax.checkpoints import saving, storage, tiers
 from vit_jax.data import loader, sources
-from vit_jax.data.decode import PIXELS
-from vit_jax.data.masks import mask_table
 from vit_jax.data.record import Source
-from vit_jax.data.segments import PanopticTable
 from vit_jax.devices import meshes, processes
-from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
+from vit_jax.evaluation.contract import EvaluatedModel
 from vit_jax.training import announce, health, preflight, pseudo_labels, reference
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
+from vit_jax.training.assembly import Assembly, make_mesh, resolve
+from vit_jax.training.audit import CordonHost, WrongState
 from vit_jax.training.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.clock import Clock
+from vit_jax.training.device_checks import DeviceChecks
 from vit_jax.training.goals import Goals
 from vit_jax.training.guards import check_batch, check_classes, make_deterministic, make_workdir
 from vit_jax.training.health import BadStep, NonFiniteError, SkippedData
@@ -39,8 +36,9 @@ from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
-from vit_jax.training.step import compile_for, compile_train_step
+from vit_jax.training.step import StepPrograms
 from vit_jax.training.stragglers import Stragglers
+from vit_jax.training.with_data import assembly_for, describe_run, subject_of
 from vit_jax.training.writers import Writers
 
 
@@ -113,29 +111,6 @@ def train(
         return run.finish()
 
 
-def assembly_for(config: Config, source: Source) -> Assembly:
-    """The parts of a run on these examples."""
-    return assemble(
-        config,
-        num_classes=len(source.classes),
-        examples_per_epoch=len(source),
-        multi_label=source.multi_label,
-        masks=mask_table(source) or False,
-    )
-
-
-def subject_of(assembly: Assembly, source: Source) -> EvalContext:
-    """What the run's evaluators judge: its model, with the classes of the data to train on."""
-    model_config = assembly.model_config
-    return EvalContext(
-        config=assembly.config,
-        model_config=model_config,
-        definition=assembly.definition,
-        classes=source.classes if assembly.tells_classes else (),
-        networks=assembly.networks,
-    )
-
-
 class _Run:
     """A run under way: its state, and all that looks after it."""
 
@@ -155,14 +130,7 @@ class _Run:
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
         self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
         self.callbacks = Callbacks(callbacks)
-        self.description = descriptions.describe(
-            config, assembly.model_config, source.classes, len(source), source.fingerprint()
-        ) | {"pixels": PIXELS}
-        if isinstance(assembly.masks, PanopticTable):
-            self.description["segments"] = assembly.masks.describe()
-        averaged = optim.keeps_average(config.optim.name, config.optim.ema)
-        if assembly.networks.moving_average() and not averaged:
-            self.description["evaluated"] = "teacher"
+        self.description = describe_run(assembly, source)
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)
         kept, wait = config.checkpoint, config.hosts.wait_minutes
@@ -174,13 +142,13 @@ class _Run:
         self.stragglers = Stragglers(clock)
         self.reference = reference.make_reference(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
-        self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        self.train_step = StepPrograms(assembly.train_step, like, mesh, config.audit.checker_every)
         self.gather = states.make_gather(like)
         self.snapshots = Snapshots(assembly, mesh, source.classes)
-        self.compiled = False
         self.results: dict[str, float] = {}
         self.evaluated_at = -1
-        self.state = self.start()
+        self.checks = DeviceChecks(assembly, source, like, mesh)
+        self.state = self._start()
         self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
@@ -205,6 +173,8 @@ class _Run:
                     return self._finish()
                 except BadStep as bad:
                     self._roll_back(bad)
+                except WrongState as wrong:
+                    self._go_back(wrong)
         finally:
             self.meter.close()
             self.checkpoints.close()
@@ -240,9 +210,7 @@ class _Run:
         result = self.results | {"step": step, "seconds": self.clock.training_seconds}
         result |= {"best": self.goals.best, "goodput": self.clock.shares()}
         result |= {"reached": self.goals.reached} if self.config.eval.target is not None else {}
-        if jax.process_index() == 0:
-            places.write_whole(self.workdir / "result.json", json.dumps(result) + "\n")
-            logging.info("%s", announce.where_the_time_went(self.clock))
+        announce.announce_end(self.workdir, result, self.clock)
         return result
 
     def _train(self, batches: loader.Batches) -> bool:
@@ -255,15 +223,17 @@ class _Run:
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
-            if not self.compiled:
+            if not self.train_step.is_compiled:
                 self._compile(batch)
+            self._check_devices(step - 1, batch)
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
                 self.snapshots.before(step, self.state, batch)
                 with self.clock.waiting():  # where steps already fill the devices' queue
-                    self.state, metrics = self.train_step(self.state, batch)
+                    self.state, metrics = self.train_step(step, self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
+            self.checks.after(step, self.state)
             # A resumed run logs at the same steps as one that was not interrupted.
             logs = step in (1, total) or _due(step, log_every)
             if logs:
@@ -302,9 +272,9 @@ class _Run:
                 if len(several) == 1:
                     several = [batch]
                     self.snapshots.compile(self.state, batch)
-                self.train_step = compile_for(self.train_step, self.state, several)
+                self.train_step.compile(self.state, several)
+                self.checks.compile(self.state, several)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
-        self.compiled = True
         self.programs.keep()
         self.clock.training()
 
@@ -328,6 +298,8 @@ class _Run:
     def _save_by(self, save: Callable, step: int) -> None:
         self._check_health()
         with self.clock.during("save", after=self.state):
+            self.state = self.checks.verify(step, self.state)
+            parts = self.state.parts()
             now = {
                 "seconds": self.clock.training_seconds,
                 "goodput": self.clock.read(),
@@ -336,20 +308,26 @@ class _Run:
                 "ended": self.ended,
                 "window": self.meter.window(),
             }
-            save(step, self.state.parts(), self.description | now)
+            save(step, parts, self.description | now, self.checks.marks_of(parts))
 
     def _check_health(self, step: int | None = None) -> None:
-        """Ends the run if it has to; where metrics of a step are due, they show why."""
+        """Ends the run if it has to, and no device is at fault; where metrics of a step are due, they show why."""
         try:
-            health.check_health(
-                self.state.health, self.state.params, self.config, self.checkpoints.steps
-            )
+            return self._look_at_health()
+        except NonFiniteError:
+            self.state = self.checks.explain(self.state, self.skipped_data.ranges)
+        try:
+            self._look_at_health()
         except BadStep:  # The run continues from an earlier step.
             raise
         except NonFiniteError:
             if step is not None:
                 self.meter.log(step)
             raise
+
+    def _look_at_health(self) -> None:
+        state = self.state
+        health.check_health(state.health, state.params, self.config, self.checkpoints.steps)
 
     def _evaluate(self, step: int) -> None:
         with self.clock.during("evaluate", after=self.state):
@@ -378,19 +356,45 @@ class _Run:
         message = f"stopped by {self.stop.name} after step {step} of {self.assembly.total_steps}; "
         try:
             self._save_now(step)
-        except BadStep as bad:  # Found again after the next start, which goes back.
+        except (BadStep, WrongState) as bad:  # Found, or undone, by the next start.
             raise Interrupted(f"{message}not saved: {bad} Start again to continue") from bad
         raise Interrupted(f"{message}saved, start again to continue")
 
+    def _check_devices(self, step: int, batch: dict) -> None:
+        """Has devices checked after `step`, and ends the run if a host is at fault too often."""
+        with self.clock.waiting():
+            self.state = self.checks.before(step, self.state, batch)
+        if cordon := self.checks.events.cordon:
+            self._save_now(step)
+            raise CordonHost(f"{cordon}. The state after step {step} is saved")
+
+    def _start(self) -> states.TrainState:
+        state = self.start()
+        self.checks.start(int(state.step), state)
+        return state
+
     def _roll_back(self, bad: BadStep) -> None:
+        """Goes back to the last checkpoint, and on without the data of a bad step."""
+        back_to = self._restore()
+        skip = self.assembly.to_steps(self.config.rollback_skip)
+        self.skipped_data.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
+
+    def _go_back(self, wrong: WrongState) -> None:
+        """Goes back to the last checkpoint, and on with the same data."""
+        back_to = self._restore()
+        if jax.process_index() == 0:
+            where = f"to the checkpoint of step {back_to}" if back_to else "to the beginning"
+            logging.error("%s. Going back %s; no data is skipped", wrong, where)
+
+    def _restore(self) -> int:
+        """Continues from the last checkpoint; returns its step, 0 for the beginning."""
         with self.clock.during("start"):
-            skip = self.assembly.to_steps(self.config.rollback_skip)
-            self.state = self.start()
-            back_to = int(self.state.step)
-            self.skipped_data.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
+            self.state = self._start()
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
-        self.meter.rewind(int(self.state.step), self.start.saved.get("window", ()))
+        step = int(self.state.step)
+        self.meter.rewind(step, saved.get("window", ()))
+        return step
 
 
 def _due(step: int, every: int) -> bool:

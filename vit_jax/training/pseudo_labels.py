@@ -24,6 +24,7 @@ from vit_jax.evaluation import gathering
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.interchange import loading
 from vit_jax.models import registry
+from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import FixedTeacher
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher, make_workdir
@@ -59,12 +60,13 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
         FixedTeacher(options.teacher, teacher.model_config, {}, teacher.classes), source.classes
     )
     chosen = {"confidence": options.confidence, "per_class": options.per_class}
+    weights = registry.split(teacher.model)[1]
     identity = {
-        "teacher": fingerprints.digest(registry.split(teacher.model)[1]), "images": images.fingerprint(),
+        "teacher": fingerprints.digest(weights), "images": images.fingerprint()
     } | chosen  # fmt: skip
     file = workdir / FILE
     if file.exists():
-        given = _read(file, identity, options.teacher)
+        given = _read(file, identity, weights, options.teacher)
     else:
         make_workdir(workdir)
         logging.info("%s labels %d images (%s)", options.teacher, len(images), options.split)
@@ -107,17 +109,17 @@ def _write(file: epath.Path, given: PseudoLabels, identity: dict) -> None:
     places.write_whole(file, content.getvalue())
 
 
-def _read(file: epath.Path, identity: dict, teacher: str) -> PseudoLabels:
+def _read(file: epath.Path, identity: dict, weights: Weights, teacher: str) -> PseudoLabels:
     with np.load(io.BytesIO(file.read_bytes())) as stored:
         kept = dict(stored)
     before = json.loads(str(kept.pop("identity")))
     changed = [name for name, value in identity.items() if before[name] != value]
-    if "teacher" in changed:
+    if not fingerprints.is_digest_of(before["teacher"], weights):
         raise ConfigError(
             f"{file} was made by another teacher than config.pseudo.teacher = {teacher!r}: put that back, or use "
             "another --workdir"
         )
-    if changed:
+    if changed := [name for name in changed if name != "teacher"]:
         raise ConfigError(
             f"{file} was made with other {', '.join(changed)}: put that back, or use another --workdir"
         )

@@ -87,15 +87,16 @@ class Start:
         """
         if state.base is None:
             return
-        path, mark = self.assembly.config.init_from, fingerprints.digest(Weights(state.base, {}))
-        if self.saved.get(BASE, {}).get("digest", mark) != mark:
+        path, base = self.assembly.config.init_from, Weights(state.base, {})
+        saved = self.saved.get(BASE)
+        if saved and not fingerprints.is_digest_of(saved["digest"], base):
             raise ConfigError(
                 f"config.init_from = {path} has other weights than the base that the adapters of this run were "
                 "trained for: put that back, or use another --workdir"
             )
         if os.path.exists(path):
             path = os.path.abspath(path)
-        self.description[BASE] = {"path": path, "digest": mark}
+        self.description[BASE] = {"path": path, "digest": fingerprints.digest(base)}
 
     def _check_same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the saved run is a different one."""
@@ -124,13 +125,13 @@ class Start:
         weights = loading.weights_from(
             teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
         )
-        mark = fingerprints.digest(weights)
-        if self.saved.get("teacher", mark) != mark:
+        saved = self.saved.get("teacher")
+        if saved and not fingerprints.is_digest_of(saved, weights):
             raise ConfigError(
                 f"the teacher {teacher.path} has other weights than the one this run was started with: "
                 "put that back, or use another --workdir"
             )
-        self.description["teacher"] = mark
+        self.description["teacher"] = fingerprints.digest(weights)
         return state.replace(fixed=weights)
 
 

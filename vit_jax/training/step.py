@@ -24,7 +24,7 @@ from vit_jax.optim import sharpness
 from vit_jax.optim.options import Optim, is_of_matrices
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.placement import placement
-from vit_jax.training.state import ANCHOR, TrainState
+from vit_jax.training.state import ANCHOR, TrainState, shardings_of
 
 Metrics = dict[str, jax.Array]
 
@@ -159,33 +159,66 @@ def prepare_inputs(
 
 
 def compile_train_step(
-    train_step: Callable, shardings: TrainState, mesh: jax.sharding.Mesh
+    train_step: Callable, shardings: TrainState, mesh: jax.sharding.Mesh, *, checked: bool = False
 ) -> Callable:
-    """The jitted step: the state keeps its shardings and its memory, metrics are on every device."""
+    """The jitted step: the state keeps its shardings and its memory, metrics are on every device.
+
+    Args:
+      checked: whether devices compute everything twice and compare, where the platform has that.
+    """
+    options = choices.compiler_options(mesh)
     return jax.jit(
         train_step,
         donate_argnums=0,
         in_shardings=(shardings, meshes.batch_sharding(mesh)),
         out_shardings=(shardings, meshes.replicated(mesh)),
-        compiler_options=choices.compiler_options(mesh),
+        compiler_options=options | choices.checker_options(mesh) if checked else options,
     )
 
 
-def compile_for(train_step: Callable, state: TrainState, batches: Sequence[Batch]) -> Callable:
-    """The step from `compile_train_step`, compiled for batches of one shape, or for each of several.
+class StepPrograms:
+    """The compiled programs of a run's step: for batches of each shape one, and one that checks itself."""
 
-    Args:
-      state: of the run, or its shapes.
-      batches: or their shapes, no two alike.
-    """
-    with attend.record() as kinds:
-        lowered = {_shapes(batch): train_step.lower(state, batch) for batch in batches}
-    if kinds:
-        logging.info("attention: %s", " and ".join(kinds))
-    compiled = {shapes: program.compile() for shapes, program in lowered.items()}
-    if len(compiled) == 1:
-        return next(iter(compiled.values()))
-    return lambda state, batch: compiled[_shapes(batch)](state, batch)
+    def __init__(
+        self, train_step: Callable, like: TrainState, mesh: jax.sharding.Mesh, checker_every: int
+    ):
+        """Takes the step, to be compiled later.
+
+        Args:
+          train_step: see `make_train_step`.
+          like: shapes, dtypes and shardings of the state.
+          checker_every: steps between those that run the checked program, on platforms that have one; 0:
+            never.
+        """
+        shardings = shardings_of(like)
+        self._every = checker_every if choices.checker_options(mesh) else 0
+        self._jitted = {
+            checked: compile_train_step(train_step, shardings, mesh, checked=checked)
+            for checked in {False, self._every > 0}
+        }
+        self._compiled: dict[tuple, Callable] = {}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether they can be run."""
+        return bool(self._compiled)
+
+    def compile(self, state: TrainState, batches: Sequence[Batch]) -> None:
+        """Compiles them for batches like these, no two alike, or for their shapes."""
+        with attend.record() as kinds:
+            lowered = {
+                (checked, _shapes(batch)): jitted.lower(state, batch)
+                for checked, jitted in self._jitted.items()
+                for batch in batches
+            }
+        if kinds:
+            logging.info("attention: %s", " and ".join(kinds))
+        self._compiled = {key: program.compile() for key, program in lowered.items()}
+
+    def __call__(self, step: int, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Runs step `step`."""
+        checked = self._every > 0 and step % self._every == 0
+        return self._compiled[checked, _shapes(batch)](state, batch)
 
 
 def _shapes(batch: Batch) -> tuple:

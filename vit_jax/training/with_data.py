@@ -1,0 +1,50 @@
+"""What follows from a config and the data it trains on: the parts of a run, what its evaluators judge, and
+what its checkpoints say of it.
+"""
+
+from vit_jax import optim
+from vit_jax.checkpoints import descriptions
+from vit_jax.config import Config
+from vit_jax.data.decode import PIXELS
+from vit_jax.data.masks import mask_table
+from vit_jax.data.record import Source
+from vit_jax.data.segments import PanopticTable
+from vit_jax.evaluation.contract import EvalContext
+from vit_jax.training.assembly import Assembly, assemble
+
+
+def assembly_for(config: Config, source: Source) -> Assembly:
+    """The parts of a run on these examples."""
+    return assemble(
+        config,
+        num_classes=len(source.classes),
+        examples_per_epoch=len(source),
+        multi_label=source.multi_label,
+        masks=mask_table(source) or False,
+    )
+
+
+def subject_of(assembly: Assembly, source: Source) -> EvalContext:
+    """What the run's evaluators judge: its model, with the classes of the data to train on."""
+    model_config = assembly.model_config
+    return EvalContext(
+        config=assembly.config,
+        model_config=model_config,
+        definition=assembly.definition,
+        classes=source.classes if assembly.tells_classes else (),
+        networks=assembly.networks,
+    )
+
+
+def describe_run(assembly: Assembly, source: Source) -> dict:
+    """What all checkpoints of a run say of themselves, as JSON."""
+    config = assembly.config
+    description = descriptions.describe(
+        config, assembly.model_config, source.classes, len(source), source.fingerprint()
+    ) | {"pixels": PIXELS}
+    if isinstance(assembly.masks, PanopticTable):
+        description["segments"] = assembly.masks.describe()
+    averaged = optim.keeps_average(config.optim.name, config.optim.ema)
+    if assembly.networks.moving_average() and not averaged:
+        description["evaluated"] = "teacher"
+    return description
