@@ -158,15 +158,9 @@ class _Run:
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
         writers = self.writers = Writers(make_writers(self.workdir, self.config), self.callbacks)
-        self.meter = Meter(
-            self.assembly,
-            len(self.source),
-            writers,
-            self.clock,
-            int(self.state.step),
-            self.start.saved.get("window", ()),
-        )
-        writers.write_texts(int(self.state.step), {"config": textwrap.indent(self.recipe, "    ")})
+        step, window = int(self.state.step), self.start.saved.get("window", ())
+        self.meter = Meter(self.assembly, len(self.source), writers, self.clock, step, window)
+        writers.write_texts(step, {"config": textwrap.indent(self.recipe, "    ")})
         try:
             while True:
                 try:
