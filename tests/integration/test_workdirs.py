@@ -16,7 +16,7 @@ from etils import epath
 import vit_jax
 from vit_jax.base import lock
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import descriptions, reading, saving
 from vit_jax.devices import processes
 from vit_jax.training import guards
 from vit_jax.training.writers import JsonLinesWriter
@@ -53,6 +53,14 @@ def test_a_flipped_bit_in_a_description_falls_back_to_the_checkpoint_before(
     again = vit_jax.train(config, copy)
     assert again["accuracy"] == result["accuracy"] and again["step"] == 12
     assert "checkpoint of step 12 is damaged" in caplog.text
+
+
+def test_a_description_with_another_value_is_not_the_one_that_was_saved():
+    said = {"config": {"seed": 1}, "model": {}, "classes": ["a"], "training_data": "0123"}
+    sealed = descriptions.sealed(said)
+    assert descriptions.unsealed(sealed) == said
+    for change in ({"config": {"seed": 3}}, {"classes": ["b"]}, {"more": 0}):
+        assert descriptions.unsealed(sealed | change) is None
 
 
 def test_a_description_of_an_earlier_version_needs_no_seal(finished, tmp_path):

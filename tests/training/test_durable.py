@@ -32,6 +32,7 @@ def renamed(monkeypatch, tmp_path) -> list[tuple[str, int, int]]:
 
     def renaming(rename):
         def rename_and_note(source, target, **options):
+            assert not os.path.exists(target)  # it has another name until it is whole
             files = [
                 os.path.join(where, name) for where, _, names in os.walk(source) for name in names
             ]
