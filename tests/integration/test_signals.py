@@ -155,7 +155,8 @@ def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
 
 @pytest.mark.slow
 def test_under_nohup_a_run_outlives_its_terminal(terminal, training, tmp_path):
-    process, close = terminal(["nohup", sys.executable, "-m", "vit_jax", *training])
+    shell = ["sh", "-c", f'exec nohup "$@" > {tmp_path}/log 2>&1', "sh"]
+    process, close = terminal([*shell, sys.executable, "-m", "vit_jax", *training])
     steps = tmp_path / "checkpoints"
     deadline = time.monotonic() + 120
     while not (steps / "4").exists():
