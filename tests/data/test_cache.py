@@ -74,7 +74,9 @@ def test_what_was_read_once_comes_from_the_disk_then_and_in_other_processes(tmp_
     ids=lambda record: record.name,
 )
 def test_every_kind_of_record_is_kept(record):
-    found = unpack(pack(record))
+    assert unpack(pack(record))[1] is None
+    found, identity = unpack(pack(record, ("a.png", 2**64 - 1, None)))
+    assert identity == ("a.png", 2**64 - 1, None)
     for name in ("image", "label", "name"):
         one, other = getattr(found, name), getattr(record, name)
         assert np.array_equal(one, other) and np.asarray(one).dtype == np.asarray(other).dtype

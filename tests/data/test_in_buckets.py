@@ -16,7 +16,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import read_records
-from vit_jax.data.sources import ranges
+from vit_jax.data.sources import fingerprint, ranges
 
 from .test_tar import image, write_tar
 from .tiny_tfds import write_tfds
@@ -349,3 +349,69 @@ def test_an_empty_prefix_and_a_prefix_that_is_an_object_are_named(bucket):
     (epath.Path(bucket) / "object").write_bytes(b"x")
     with pytest.raises(ConfigError):
         sources.open_source(Data(name="folder", path=f"{bucket}/object"), "train")
+
+
+def opened_folder(url, *, cache="", **fields):
+    return sources.open_source(
+        Data(path=url, cache=str(cache), **{"name": "folder"} | fields), "train"
+    )
+
+
+@pytest.mark.parametrize("where", ["bucket", "s3_bucket"])
+def test_a_picture_that_is_rewritten_is_another_data_set_and_leaves_the_cache(
+    request, folder, tmp_path, where
+):
+    url = request.getfixturevalue(where) + "/raw"
+    upload(folder, url)
+    before = opened_folder(url, cache=tmp_path)
+    first, mark = records(before), before.fingerprint()
+    number = 3
+    name, content = first[number][2], first[number][0]
+    new = content[:-1] + bytes([content[-1] ^ 1])  # of the same size
+    epath.Path(f"{url}{name.removeprefix(url)}").write_bytes(new)
+    after = opened_folder(url, cache=tmp_path)
+    assert after.fingerprint() != mark and not fingerprint.same(mark, after.fingerprint())
+    assert fingerprint.same(mark.partition("-")[0], after.fingerprint())  # an earlier version's
+    assert records(after)[number][0] == new
+    faults = request.getfixturevalue("faults" if where == "bucket" else "s3_faults")
+    faults.forget_requests()
+    assert records(after) == first[:number] + [(new, *first[number][1:])] + first[number + 1 :]
+    assert not [path for _, path in faults.requests() if ".png" in path]  # all from the cache
+    epath.Path(f"{url}{name.removeprefix(url)}").write_bytes(content)
+    assert opened_folder(url).fingerprint() == mark
+
+
+def test_a_copy_elsewhere_in_buckets_has_the_same_fingerprint(bucket, folder):
+    upload(folder, f"{bucket}/one")
+    upload(folder, f"{bucket}/other/place")
+    one, other = opened_folder(f"{bucket}/one"), opened_folder(f"{bucket}/other/place")
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_a_mask_that_is_rewritten_is_another_data_set_and_leaves_the_cache(bucket, tmp_path):
+    for i in range(4):
+        for kind in ("images", "masks"):
+            (epath.Path(bucket) / kind / f"{i}.png").write_bytes(image(i))
+    (epath.Path(bucket) / "classes.csv").write_text("name,value\na,0\nb,1\n")
+    fields = {"name": "masks", "holdout": 0.0, "cache": tmp_path}
+    before = opened_folder(bucket, **fields)
+    first = records(before)
+    (epath.Path(bucket) / "masks" / "2.png").write_bytes(image(9))
+    after = opened_folder(bucket, **fields)
+    assert after.fingerprint() != before.fingerprint()
+    assert records(after) == first[:2] + [(image(2), image(9), first[2][2])] + first[3:]
+
+
+def test_a_listing_of_several_pages_is_whole(bucket, s3_bucket, monkeypatch):
+    """With pages of two objects."""
+    for url, method, most in ((bucket, "call", "maxResults"), (s3_bucket, "call_s3", "MaxKeys")):
+        for i in range(5):
+            (epath.Path(url) / "set" / f"{i}.png").write_bytes(image(i))
+        client = buckets.client(url[:2])
+        ask = getattr(client, method)
+        monkeypatch.setattr(
+            client, method, lambda *a, ask=ask, most=most, **k: ask(*a, **{most: 2}, **k)
+        )
+        assert [name for name, _ in ranges.list_objects(f"{url}/set")] == [
+            f"{i}.png" for i in range(5)
+        ]

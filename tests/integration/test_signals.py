@@ -1,21 +1,26 @@
 """How commands end before they are done: Ctrl-C once and twice, a closed pipe, too little memory."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from tests.conftest import QUICK
 from tests.integration.conftest import TINY
+from vit_jax.checkpoints import reading
 from vit_jax.commands import exit_codes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -108,6 +113,60 @@ def test_a_run_that_waits_for_an_image_stops_all_the_same_and_is_saved(start, tr
     assert process.returncode == 42 and "Traceback" not in err, err
     step = re.search(r"stopped by SIGTERM after step (\d) of 100000; saved", err)[1]
     assert (tmp_path / "checkpoints" / step).exists()
+
+
+@pytest.fixture
+def terminal():
+    """`terminal(command, **environment)`: a process in a terminal, and what closes that."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(command, **environment):
+            master, slave = pty.openpty()
+            process = subprocess.Popen(
+                command,
+                stdin=slave,
+                stdout=slave,
+                stderr=slave,
+                cwd=ROOT,
+                env=os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | environment,
+                start_new_session=True,
+                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            )
+            os.close(slave)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process, lambda: os.close(master)
+
+        yield begin
+
+
+def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
+    blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
+    command = [sys.executable, "-m", "tests.integration.observed", *training]
+    process, close = terminal(command, OBSERVED=json.dumps(blocked))
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "fifo").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    close()
+    assert process.wait(timeout=60) == 42
+    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints")
+
+
+@pytest.mark.slow
+def test_under_nohup_a_run_outlives_its_terminal(terminal, training, tmp_path):
+    shell = ["sh", "-c", f'exec nohup "$@" > {tmp_path}/log 2>&1', "sh"]
+    process, close = terminal([*shell, sys.executable, "-m", "vit_jax", *training])
+    steps = tmp_path / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not (steps / "4").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    close()
+    newest = max(reading.saved_steps(epath.Path(steps)))
+    while max(reading.saved_steps(epath.Path(steps))) < newest + 40:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run(

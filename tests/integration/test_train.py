@@ -10,7 +10,7 @@ import pytest
 
 import vit_jax
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import reading, tiers
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.training import step as train_step
@@ -119,6 +119,25 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     )
     assert_same_bits(expected, params_of(tmp_path))
     assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
+
+
+def test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one_before(
+    tiny_config, tmp_path, monkeypatch, caplog
+):
+    config = tiny_config(
+        duration="8 steps",
+        checkpoint__local=str(tmp_path / "local"),
+        checkpoint__local_every="3 steps",
+    )
+    with monkeypatch.context() as killed:  # before it deleted the local states of steps 3 and 6
+        killed.setattr(tiers.LocalTier, "discard", tiers.LocalTier.close)
+        vit_jax.train(config, tmp_path / "run")
+    expected = params_of(tmp_path / "run")
+    spoil(tmp_path / "run" / "checkpoints" / "8", "flip")
+    with caplog.at_level("INFO", logger="absl"):
+        vit_jax.train(config, tmp_path / "run")
+    assert "going back to step 4" in caplog.text and "resumed at step 6 of 8" in caplog.text
+    assert_same_bits(expected, params_of(tmp_path / "run"))
 
 
 def test_when_no_checkpoint_is_good_nothing_is_overwritten(trained, tmp_path):

@@ -16,7 +16,7 @@ from etils import epath
 import vit_jax
 from vit_jax.base import lock
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import descriptions, reading, saving
 from vit_jax.devices import processes
 from vit_jax.training import guards
 from vit_jax.training.writers import JsonLinesWriter
@@ -53,6 +53,14 @@ def test_a_flipped_bit_in_a_description_falls_back_to_the_checkpoint_before(
     again = vit_jax.train(config, copy)
     assert again["accuracy"] == result["accuracy"] and again["step"] == 12
     assert "checkpoint of step 12 is damaged" in caplog.text
+
+
+def test_a_description_with_another_value_is_not_the_one_that_was_saved():
+    said = {"config": {"seed": 1}, "model": {}, "classes": ["a"], "training_data": "0123"}
+    sealed = descriptions.sealed(said)
+    assert descriptions.unsealed(sealed) == said
+    for change in ({"config": {"seed": 3}}, {"classes": ["b"]}, {"more": 0}):
+        assert descriptions.unsealed(sealed | change) is None
 
 
 def test_a_description_of_an_earlier_version_needs_no_seal(finished, tmp_path):
@@ -235,3 +243,12 @@ def test_more_checkpoints_than_are_kept_are_deleted_at_the_next_start(tiny_confi
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [4, 8, 12]
     vit_jax.train(tiny_config(checkpoint__keep=1), tmp_path)
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [12]
+
+
+def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_config, tmp_path):
+    options = {"checkpoint__keep": 2, "checkpoint__best": False, "eval__every": "4 steps"}
+    vit_jax.train(tiny_config(duration="8 steps", **options), tmp_path)
+    assert reading.newest_description(tmp_path)["best"]["step"] == 4
+    options["checkpoint__on_config_change"] = "allow"  # a longer run
+    vit_jax.train(tiny_config(duration="16 steps", **options), tmp_path)
+    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [12, 16]

@@ -5,6 +5,8 @@ import io
 import json
 import logging
 import os
+import pathlib
+import re
 import socket
 import time
 
@@ -141,6 +143,22 @@ def test_an_image_that_needs_more_memory_than_there_is_is_refused():
     refused, good = asyncio.run(steps())
     assert "emory" in refused["why"] or "alloc" in refused["why"], refused
     assert len(good) == 1 + 8 + 16 * 16 * 3
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="limits are read from /proc")
+def test_a_process_has_the_limits_of_time_and_memory_that_are_promised():
+    async def steps(decoders):
+        await decoders.decode(encoded())
+        (worker,) = decoders.pools[0].workers
+        return pathlib.Path(f"/proc/{worker._process.pid}/limits").read_text()
+
+    limits = run(steps, count=1)
+    seconds, most = (
+        int(re.search(rf"{name} +(\d+)", limits)[1])
+        for name in ("Max cpu time", "Max address space")
+    )
+    assert 10 < seconds <= 10 + 30  # beyond what it took to start
+    assert 384 * 2**20 < most < 8 * 2**30
 
 
 def tracebacks(caplog) -> list:

@@ -78,6 +78,15 @@ def test_other_training_images_are_a_change_that_is_said(tmp_path):
     assert changed_fields(before, before) == []
 
 
+def test_runs_begun_before_fingerprints_had_the_contents_of_buckets_resume(tmp_path):
+    old, now, rewritten, others = (
+        described(config(tmp_path), training_data=mark)
+        for mark in ("0123", "0123-4567", "0123-89ab", "cdef-4567")
+    )
+    assert changed_fields(old, now) == changed_fields(now, now) == []
+    assert changed_fields(now, rewritten) and changed_fields(old, others)
+
+
 def test_runs_begun_before_heads_of_exits_had_patterns_resume(tmp_path):
     old, now = described(config(tmp_path)), config(tmp_path)
     old["config"]["init_reset"] = old["config"]["adapt"]["also"] = ["head(_distilled)?/.*"]

@@ -109,6 +109,13 @@ def test_a_copy_does_not_change_when_the_state_is_overwritten(tier, mesh):
     assert_same(one.restore(0)[1], make_state(mesh, 1))
 
 
+def test_a_copy_is_in_no_memory_of_a_device(mesh, state):
+    layout = shards.Layout(like_of(state))
+    on_devices = [np.asarray(s.data) for x in jax.tree.leaves(state) for s in x.addressable_shards]
+    for copied in layout.copy_own(state).values():
+        assert not any(np.shares_memory(copied, one) for one in on_devices)
+
+
 def test_shards_are_exchanged_by_the_devices_bit_for_bit(mesh, state):
     layout = shards.Layout(like_of(state))
     mine = layout.copy_own(state)

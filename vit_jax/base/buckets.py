@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vit_jax.base.errors import ConfigError, UserError
@@ -155,6 +156,30 @@ def remove_unchanged(address: str, generation: str) -> None:
         client(scheme).call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=generation)
     else:
         replace(address, b"", generation)
+
+
+def objects(address: str) -> Iterator[tuple[str, str]]:
+    """The objects whose names begin as an address does, by one listing: the name, and a text that differs where the
+    content does and is the same wherever that was copied to: bytes and checksum (S3: ETag).
+    """
+    scheme, bucket, prefix = parts(address)
+    if scheme == "gs":
+        fields, token = "nextPageToken,items(name,size,crc32c,generation)", {}
+        while token is not None:
+            page = client(scheme).call(
+                "GET", "b/{}/o", bucket, prefix=prefix, fields=fields, json_out=True, **token
+            )
+            for one in page.get("items", ()):
+                yield one["name"], f"{one['size']}-{one.get('crc32c') or one['generation']}"
+            token = {"pageToken": page["nextPageToken"]} if page.get("nextPageToken") else None
+        return
+    token = {}
+    while token is not None:
+        page = client(scheme).call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
+        for one in page.get("Contents", ()):
+            yield one["Key"], f"{one['Size']}-{one['ETag']}"
+        more = page.get("NextContinuationToken")
+        token = {"ContinuationToken": more} if more else None
 
 
 def parts(address: str) -> tuple[str, str, str]:

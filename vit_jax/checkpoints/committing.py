@@ -14,6 +14,7 @@ the other processes wait for a commit until their time is up, also when it has f
 import asyncio
 import concurrent.futures
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -209,7 +210,15 @@ class Committer:
         places.write_whole(unfinished / _METADATA, json.dumps(metadata))
         places.write_whole(unfinished / COMMITTED, "")
         if unfinished != folder:
+            # Orbax's readers need small files that it does not sync: a machine that loses its power would keep the
+            # name of the checkpoint, and nothing in them.
+            for name in self._handlers:
+                for file in (unfinished / name).iterdir():
+                    _sync(file)
+                _sync(unfinished / name)
+            _sync(unfinished)
             unfinished.rename(folder)
+            _sync(folder.parent)
 
     def _in_all(self, phase: str, minutes: float, action: Callable[[], None]) -> dict[int, str]:
         """Does a part of a save, which may take some minutes, and meets the other processes: why it has failed, by
@@ -227,6 +236,15 @@ class Committer:
         if bug:  # The others know by now, and do not wait.
             raise bug
         return failed
+
+
+def _sync(path: epath.Path) -> None:
+    """Returns once a file, or the names in a folder, are on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _unfinished(folder: epath.Path) -> epath.Path:

@@ -7,6 +7,7 @@ A file is one header and the shards' bytes, each with a checksum; it holds data 
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import zlib
 from collections.abc import Mapping
@@ -186,6 +187,8 @@ def write_shards(path: pathlib.Path, header: dict, shards: Mapping[int, np.ndarr
             file.write(text)
             for array in shards.values():
                 file.write(_as_bytes(array))
+            file.flush()
+            os.fsync(file.fileno())  # else the name may reach the disk before the content
         new.replace(path)
     except OSError:
         new.unlink(missing_ok=True)

@@ -3,7 +3,8 @@ the first then read from near.
 
 FOLDER/FINGERPRINT/ has for a data set `index`, 24 bytes for each example, and `data-0`, `data-1`, …, to
 each of which one process at a time appends. The processes of a host share them: what one has read, the
-others find. Every record has a checksum; what does not match is read from the source again. Nothing is
+others find. Every record has a checksum; what does not match is read from the source again. So is a record whose
+source says that it was replaced since: in buckets it has the `identity` of its example. Nothing is
 removed: every example comes once an epoch, so that no record is worth more than another. When the bound
 is reached, or the disk is full, what is not there stays with the source.
 """
@@ -25,7 +26,8 @@ from vit_jax.data.masks import mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.record import Labels, Record, Source, soft_labels
 
-_VERSION = "1"  # of the format: part of the folder's name
+# Of the format, part of the folder's name: without and with what an example is recognised by.
+_VERSION, _IDENTIFIED = "1", "2"
 # An example's entry: number of the data file + 1, bytes, first byte, checksums of record and entry.
 _ENTRY = struct.Struct("<IIQII")
 _CHECKED = _ENTRY.size - 4  # bytes of an entry that its checksum is of
@@ -63,7 +65,11 @@ class CachedSource:
         self.classes, self.multi_label = source.classes, source.multi_label
         self.soft_labels, self.masks = soft_labels(source), mask_table(source)
         self._source = source
-        self._files = _Files(folder, f"{_VERSION}-{source.fingerprint()}", most_bytes)
+        # All names and contents of a bucket follow a dash: one that is rewritten leaves the others usable.
+        mark = source.fingerprint().partition("-")[0]
+        self._identity = getattr(source, "identity", _unknown)
+        version = _VERSION if self._identity(0) is None else _IDENTIFIED
+        self._files = _Files(folder, f"{version}-{mark}", most_bytes)
         if hasattr(source, "read"):
             self.read = self._read
 
@@ -74,9 +80,9 @@ class CachedSource:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Record:
-        content = self._files.load(index)
-        if content is not None:
-            return unpack(content)
+        record = self._load(index)
+        if record is not None:
+            return record
         record = self._source[index]
         self._keep(index, record)
         return record
@@ -92,20 +98,26 @@ class CachedSource:
 
     def _read(self, indices: list[int]) -> list[Record]:
         """Several records: those that are not there with one call of the source."""
-        contents = [self._files.load(index) for index in indices]
-        missing = [index for index, one in zip(indices, contents, strict=True) if one is None]
+        records = [self._load(index) for index in indices]
+        missing = [index for index, one in zip(indices, records, strict=True) if one is None]
         found = iter(self._source.read(missing) if missing else ())
-        records = []
-        for index, content in zip(indices, contents, strict=True):
-            record = next(found) if content is None else unpack(content)
-            if content is None:
-                self._keep(index, record)
-            records.append(record)
+        for place, index in enumerate(indices):
+            if records[place] is None:
+                records[place] = next(found)
+                self._keep(index, records[place])
         return records
+
+    def _load(self, index: int) -> Record | None:
+        """The record that is kept of an example as it is now."""
+        content = self._files.load(index)
+        if content is None:
+            return None
+        record, identity = unpack(content)
+        return record if identity == self._identity(index) else None
 
     def _keep(self, index: int, record: Record) -> None:
         if len(record.image):  # else it is damaged
-            self._files.store(index, pack(record))
+            self._files.store(index, pack(record, self._identity(index)))
 
 
 class _Files:
@@ -212,14 +224,20 @@ class _Files:
             )
 
 
-def pack(record: Record) -> bytes:
-    """The stored form of any record."""
-    return packing.pack((record.image, record.label, record.name))
+def pack(record: Record, identity: tuple | None = None) -> bytes:
+    """The stored form of any record, and of its source's `identity` of the example."""
+    known = () if identity is None else (identity,)
+    return packing.pack((record.image, record.label, record.name, *known))
 
 
-def unpack(content: bytes) -> Record:
-    """The record of which `pack` made `content`."""
-    return Record(*packing.unpack(content))
+def unpack(content: bytes) -> tuple[Record, tuple | None]:
+    """What `pack` made `content` of."""
+    image, label, name, *known = packing.unpack(content)
+    return Record(image, label, name), known[0] if known else None
+
+
+def _unknown(index: int) -> None:
+    """The identity of an example of a source that knows none."""
 
 
 def _checksum(entry: bytes, index: int) -> int:

@@ -43,6 +43,9 @@ class Source(Protocol):
     `[source[i] for i in indices]`, and raises what one of these raises; from a bucket, all of them are
     requested at once. `read_records` uses it where there is one.
 
+    One in a bucket may have a method `identity(index) -> tuple | None`: plain data that differs where an example was
+    replaced since, or `None` if that is not known. What `data.cache` kept of an example is used while it is the same.
+
     Attributes:
       classes: the label names; the label is the index. Empty where there are no labels: then the
         label of every record is `None`.

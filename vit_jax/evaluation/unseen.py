@@ -15,6 +15,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.options import Data
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation.features import FeatureEvaluator
 
@@ -95,7 +96,7 @@ def _is_training_data(data: Data, trained_on: Mapping[str, Any], mark: str) -> b
         source = sources.open_source(
             dataclasses.replace(data, **as_trained), as_trained["train_split"]
         )
-        return source.fingerprint() == mark
+        return fingerprint.same(mark, source.fingerprint())
     except (ConfigError, UserError):
         return False
 

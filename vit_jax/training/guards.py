@@ -20,6 +20,7 @@ from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config, config_class
 from vit_jax.data.augmentation import augment
 from vit_jax.data.masks import ClassTable
+from vit_jax.data.sources import fingerprint
 from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN
 from vit_jax.models import classifier
@@ -55,7 +56,7 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
             if name not in may_change and not same(before, now):
                 changed.append(f"{name}: {before!r} -> {now!r}")
     before, now = (one.get("training_data") for one in (saved, description))
-    if before and now and before != now:  # an earlier version did not look
+    if before and now and not fingerprint.same(before, now):  # an earlier version did not look
         changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed
 

@@ -76,7 +76,7 @@ def train(
 
     Raises:
       ConfigError: see 1.
-      Interrupted: SIGTERM or SIGINT came; the state was saved.
+      Interrupted: SIGTERM, SIGINT or SIGHUP came; the state was saved.
       CheckpointError, NonFiniteError, BadImage: the run cannot continue; what was saved stays.
     """
     index = processes.index()
@@ -153,7 +153,8 @@ class _Run:
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.goals, self.ended = Goals(config.eval, saved), saved.get("ended", "")
-        self.checkpoints.keep_best(self.goals.best and self.goals.best["step"])
+        best = kept.best and self.goals.best
+        self.checkpoints.keep_best(best["step"] if best else None)
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""

@@ -1,4 +1,6 @@
-"""How a run hears that it should stop: SIGTERM, as schedulers and spot machines send it, or SIGINT."""
+"""How a run hears that it should stop: SIGTERM, as schedulers and spot machines send it, SIGINT, or SIGHUP, as a
+terminal or a connection that is closed sends it.
+"""
 
 import contextlib
 import os
@@ -51,7 +53,12 @@ class StopRequest:
             target=self._listen, args=(reader,), name="vit_jax-signals", daemon=True
         ).start()
         self._pipe_before = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-        signals = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)
+        signals = [signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            signals.append(signal.SIGHUP)
+        if not self._several:
+            signals.append(signal.SIGTERM)
+        self._terminals = [file for file in (1, 2) if os.isatty(file)]
         self._before = {number: signal.signal(number, self._hear) for number in signals}
         return self
 
@@ -106,6 +113,8 @@ class StopRequest:
             if number not in self._before:
                 continue
             name = signal.Signals(number).name
+            if number == signal.SIGHUP:
+                self._leave_terminals()
             if heard_at is None:
                 heard_at = time.monotonic()
                 _say(f"{name}: saving after the steps under way; a second one ends without saving")
@@ -113,6 +122,14 @@ class StopRequest:
                 _say(f"{name} again: ended without saving")
                 os._exit(128 + number)
         os.close(reader)
+
+    def _leave_terminals(self) -> None:
+        """What is still written to a terminal that was closed goes nowhere: it would be an error, and the exit code."""
+        for file in self._terminals:
+            if not os.isatty(file):  # any more
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, file)
+                os.close(nowhere)
 
 
 def _nothing() -> None:

@@ -18,6 +18,7 @@ from vit_jax.checkpoints import fingerprints, reading
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.pseudo import PseudoLabelled, PseudoLabels, select_confident
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import gathering
@@ -113,6 +114,8 @@ def _read(file: epath.Path, identity: dict, weights: Weights, teacher: str) -> P
     with np.load(io.BytesIO(file.read_bytes())) as stored:
         kept = dict(stored)
     before = json.loads(str(kept.pop("identity")))
+    if fingerprint.same(before["images"], identity["images"]):
+        before["images"] = identity["images"]
     changed = [name for name, value in identity.items() if before[name] != value]
     if not fingerprints.is_digest_of(before["teacher"], weights):
         raise ConfigError(

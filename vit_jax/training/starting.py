@@ -56,15 +56,12 @@ class Start:
           CheckpointError: there are checkpoints, and none can be read; or the one to start from.
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
-        restored = None
-        if self.tier:
-            steps = self.checkpoints.steps()
-            restored = self.tier.restore(
-                newer_than=max(steps, default=0),
-                before_restore=lambda saved: self._check_local(saved, steps),
-            )
-        if not restored:
-            restored = self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
+        newest = max(self.checkpoints.steps(), default=0)
+        restored = self._restored(newer_than=newest)
+        if self.tier and restored and (step := restored[0]) < newest:
+            # That of `newest` was damaged: local disks may have a newer one than what is before it.
+            restored = None  # Devices need not hold both.
+            restored = self._restored(newer_than=step)
         if restored:
             step, parts = restored
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
@@ -78,6 +75,15 @@ class Start:
             state = _with_anchor(self.assembly, state)
         self._check_base(state)
         return self._with_teacher(state)
+
+    def _restored(self, newer_than: int) -> tuple[int, dict] | None:
+        """A step and its state: from local disks if they have one above `newer_than`, else from the workdir."""
+        if self.tier:
+            steps = self.checkpoints.steps()
+            restored = self.tier.restore(newer_than, lambda saved: self._check_local(saved, steps))
+            if restored:
+                return restored
+        return self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
 
     def _check_base(self, state: TrainState) -> None:
         """Notes where the base below adapters is, and its fingerprint.

@@ -2,10 +2,13 @@
 same wherever the data set lies.
 
 It does not read images. A sample of names and sizes finds a data set that was replaced or
-re-encoded; all labels are taken, so that one image in another class is found.
+re-encoded; all labels are taken, so that one image in another class is found. What a bucket's listing says of
+all objects, their names, sizes and checksums, follows after a dash. An earlier version did not take that: a
+fingerprint without it is compared with what stands before the dash.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,6 +26,27 @@ def digest(*parts) -> str:
         found.update(b"%d " % len(content))
         found.update(content)
     return found.hexdigest()
+
+
+def number(text: str) -> int:
+    """A number below 2**64 for a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def with_contents(mark: str, paths: Sequence, contents: np.ndarray | None) -> str:
+    """The fingerprint `mark`, with that of all `paths` and of what a listing says of their `contents`."""
+    return mark if contents is None else f"{mark}-{digest(paths, contents)}"
+
+
+def split(marks: Sequence[str]) -> tuple[list[str], str]:
+    """What fingerprints have before their dashes, and what follows in one of them all: '' or a dash and a digest."""
+    names, _, contents = zip(*(mark.partition("-") for mark in marks), strict=True)
+    return list(names), f"-{digest(contents)}" if any(contents) else ""
+
+
+def same(before: str, now: str) -> bool:
+    """Whether two fingerprints are of the same data; `before` may be an earlier version's."""
+    return before == now or before == now.partition("-")[0]
 
 
 def sampled(count: int) -> list[int]:

@@ -42,6 +42,7 @@ class ImageFiles:
       paths: of the files, in the order of the indices.
       labels: (n,) int32; of a multi-label source a tuple of classes for each; `None` without
         labels.
+      contents: (n,) uint64, of a folder in a bucket: see `trees.Tree.contents`.
     """
 
     root: str
@@ -49,6 +50,7 @@ class ImageFiles:
     multi_label: bool
     paths: tuple[str, ...]
     labels: np.ndarray | tuple[tuple[int, ...], ...] | None
+    contents: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -64,15 +66,20 @@ class ImageFiles:
             for path, index, content in zip(paths, indices, read_files(paths), strict=True)
         ]
 
+    def identity(self, index: int) -> tuple[str, int] | None:
+        """See `record.Source`."""
+        return None if self.contents is None else (self.paths[index], int(self.contents[index]))
+
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and, on a local disk, of the sizes; and of all
-        labels.
+        labels. In a bucket, of all names and contents.
         """
         some = fingerprint.sampled(len(self))
         names = [self.paths[i] for i in some]
         sizes = [_size(self._path(i)) for i in some]
         labels = fingerprint.of_labels(self.labels)
-        return fingerprint.digest(self.classes, len(self), names, sizes, labels)
+        mark = fingerprint.digest(self.classes, len(self), names, sizes, labels)
+        return fingerprint.with_contents(mark, self.paths, self.contents)
 
     def _path(self, index: int) -> str:
         path = self.paths[index]
@@ -118,13 +125,17 @@ def open_folder(config_data: Data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
-    if path.is_dir():
-        unused = Unused()
-        table, root = _read_folder(path, config_data, unused), path
-        unused.report(str(path))
-    else:
-        table, root = read_list(path, config_data), path.parent
-    return table.data_set(lambda *columns: ImageFiles(str(root), *columns))
+    if not path.is_dir():
+        table = read_list(path, config_data)
+        return table.data_set(lambda *columns: ImageFiles(str(path.parent), *columns))
+    tree, unused = tree_at(path), Unused()
+    table = _read_folder(tree, config_data, unused)
+    unused.report(str(path))
+
+    def make(classes, multi_label, paths, labels):
+        return ImageFiles(str(path), classes, multi_label, paths, labels, tree.contents(paths))
+
+    return table.data_set(make)
 
 
 def unread_files(root: epath.Path) -> list[tuple[str, str]]:
@@ -141,8 +152,8 @@ def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     return sorted(found, key=lambda one: natural(one[0]))
 
 
-def _read_folder(root: epath.Path, config_data: Data, unused: Unused) -> Table:
-    tree, where = tree_at(root), str(root)
+def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
+    where = str(tree.root)
     folders = tree.folders("")
     if not folders:
         return Table(where, (), False, hold_out(_unlabelled(tree, "", unused), config_data, where))

@@ -15,6 +15,7 @@ import io
 import os
 from collections.abc import Sequence
 
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -43,6 +44,7 @@ class MaskedImages:
       masks: what the values of masks mean.
       pairs: (image, mask) files, in the order of the indices.
       segments: of panoptic masks.
+      contents: (n, 2) uint64, of a folder in a bucket: see `trees.Tree.contents`.
     """
 
     root: str
@@ -51,6 +53,7 @@ class MaskedImages:
     multi_label: bool = False
     labels: None = None
     segments: Segments | None = None
+    contents: np.ndarray | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -74,8 +77,17 @@ class MaskedImages:
             records.append(Record(image, label, readable(os.path.join(self.root, name))))
         return records
 
+    def identity(self, index: int) -> tuple | None:
+        """See `record.Source`."""
+        if self.contents is None:
+            return None
+        segments = self.segments and self.segments[self.pairs[index][1]].tobytes()
+        return *self.pairs[index], *self.contents[index].tolist(), segments
+
     def fingerprint(self) -> str:
-        """A fingerprint of the classes, a sample of the names and, on a local disk, of the sizes."""
+        """A fingerprint of the classes, a sample of the names and, on a local disk, of the sizes. In a bucket, of all
+        names and contents.
+        """
         some = [self.pairs[i] for i in fingerprint.sampled(len(self))]
         sizes = []
         if not places.in_bucket(self.root):
@@ -83,7 +95,8 @@ class MaskedImages:
                 os.path.getsize(os.path.join(self.root, name)) for pair in some for name in pair
             ]
         segments = [self.segments[mask].tolist() for _, mask in some] if self.segments else ()
-        return fingerprint.digest(self.masks, len(self), some, sizes, *segments)
+        mark = fingerprint.digest(self.masks, len(self), some, sizes, *segments)
+        return fingerprint.with_contents(mark, self.pairs, self.contents)
 
 
 def open_masks(config_data: Data) -> DataSet:
@@ -117,11 +130,14 @@ def open_masks(config_data: Data) -> DataSet:
         splits = hold_out(
             [(pair, None) for pair in pairs], config_data, where, lambda pair: pair[0]
         )
-    data_set = Table(where, (), False, splits).data_set(
-        lambda classes, multi_label, keys, labels: MaskedImages(
-            where, table, keys, segments=segments
-        )
-    )
+
+    def make(classes, multi_label, keys, labels):
+        contents = tree.contents([name for pair in keys for name in pair])
+        if contents is not None:
+            contents = contents.reshape(-1, 2)
+        return MaskedImages(where, table, keys, segments=segments, contents=contents)
+
+    data_set = Table(where, (), False, splits).data_set(make)
     digest = data_set.identity
     return dataclasses.replace(data_set, identity=lambda: fingerprint.digest(table, digest()))
 

@@ -82,7 +82,8 @@ class Mixture:
 
     def fingerprint(self) -> str:
         """A fingerprint of those of the sets, and of how often each is seen."""
-        return fingerprint.digest([one.fingerprint() for one in self._sources], self._counts)
+        names, contents = fingerprint.split([one.fingerprint() for one in self._sources])
+        return fingerprint.digest(names, self._counts) + contents
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,6 +90,7 @@ class PseudoLabelled:
 
     def fingerprint(self) -> str:
         """A fingerprint of all examples and of what the teacher says."""
-        sources = self._labelled.fingerprint(), self._images.fingerprint()
+        sources = self._labelled, self._images
+        names, contents = fingerprint.split([one.fingerprint() for one in sources])
         given = self._given.images, self._given.probabilities, self._given.order
-        return fingerprint.digest(*sources, *given, len(self), self.soft_labels)
+        return fingerprint.digest(*names, *given, len(self), self.soft_labels) + contents

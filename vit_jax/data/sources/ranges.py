@@ -19,6 +19,7 @@ from typing import BinaryIO
 from vit_jax.base import buckets, places
 from vit_jax.data import images
 from vit_jax.data.record import BadImage, DataError
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.text import readable
 
 # Requests under way at a time; so many images may be read ahead.
@@ -157,22 +158,24 @@ def open_to_scan(file: places.File) -> BinaryIO:
     return RangeFile(file) if places.in_bucket(file.path) else places.open_bytes(file.path)
 
 
-def list_names(folder: str) -> list[str]:
-    """The names below a folder of a bucket, relative to it, of all objects: one listing.
+def list_objects(folder: str) -> list[tuple[str, int]]:
+    """All objects below a folder of a bucket, by one listing: the name relative to the folder, and a number
+    (64 bits) that differs where the content does.
 
     Raises:
       DataError: the bucket cannot be listed.
     """
-    import tensorstore as ts
-
-    scheme, bucket, prefix = buckets.parts(folder.rstrip("/") + "/")
-    after = prefix[:-1] + chr(ord("/") + 1) if prefix else ""
+    address = folder.rstrip("/") + "/"
+    start = len(buckets.parts(address)[2])
     try:
-        found = _store(scheme, bucket).list(ts.KvStore.KeyRange(prefix, after)).result()
-    except ValueError as error:
-        raise DataError(f"{folder} cannot be listed: {_reason(error)}") from None
-    names = (name.decode("utf-8", "surrogateescape") for name in found)
-    return [name[len(prefix) :] for name in names if name.startswith(prefix)]
+        return [
+            (name[start:], fingerprint.number(content))
+            for name, content in buckets.objects(address)
+        ]
+    except Exception as error:
+        if not buckets.is_failure(error):
+            raise
+        raise DataError(f"{folder} cannot be listed: {buckets.reason(error)}") from None
 
 
 def in_parallel(function: Callable, items: Sequence, threads: int = 64) -> list:

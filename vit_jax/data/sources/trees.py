@@ -4,12 +4,14 @@ from the root: 'train/cat/1.jpg'; the root is ''.
 
 import bisect
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 from etils import epath
 
 from vit_jax.base import places
-from vit_jax.data.sources.ranges import list_names
+from vit_jax.data.sources.ranges import list_objects
 from vit_jax.data.sources.table import natural
 
 
@@ -34,6 +36,11 @@ class Tree(Protocol):
     def files_below(self, folder: str) -> list[str]:
         """The names from the root of the files in a folder and in the folders below it."""
 
+    def contents(self, names: Sequence[str]) -> np.ndarray | None:
+        """Numbers that differ where the contents of these files do, (n,) uint64, as the listing has them; `None` on
+        a disk, where finding out takes a look at each.
+        """
+
 
 def tree_at(root: epath.Path) -> Tree:
     """The tree below a folder."""
@@ -46,8 +53,13 @@ class _BucketTree:
     def __init__(self, root: epath.Path):
         self.root, self.links_back = root, set()
         # Names that end with a slash are what some tools leave for an empty folder.
-        names = (name for name in list_names(str(root)) if not name.endswith("/"))
-        self._names = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
+        found = sorted(
+            (name, content)
+            for name, content in list_objects(str(root))
+            if not name.endswith("/") and not name.rpartition("/")[2].startswith(".")
+        )
+        self._names = [name for name, _ in found]
+        self._contents = np.fromiter((content for _, content in found), np.uint64, len(found))
 
     def folders(self, folder: str) -> list[str]:
         prefix, found = _prefix(folder), []
@@ -70,6 +82,9 @@ class _BucketTree:
     def files_below(self, folder: str) -> list[str]:
         start, end = self._range(_prefix(folder))
         return sorted(self._names[start:end], key=natural)
+
+    def contents(self, names: Sequence[str]) -> np.ndarray:
+        return self._contents[[bisect.bisect_left(self._names, name) for name in names]]
 
     def _range(self, prefix: str) -> tuple[int, int]:
         """Where names that begin with `prefix` start and end."""
@@ -119,6 +134,9 @@ class _DiskTree:
             starts = sorted((link for link in links if not self._leads_back(link)), key=natural)
         start = len(os.path.join(self.root, ""))
         return [path[start:] for path in sorted(found, key=natural)]
+
+    def contents(self, names: Sequence[str]) -> None:
+        return None
 
     def _leads_back(self, link: str) -> bool:
         target = os.path.realpath(link)

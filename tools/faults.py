@@ -1,0 +1,243 @@
+"""Plants faults in a copy of this checkout, one at a time, and runs the test that is to find each:
+
+    python tools/faults.py             all of them
+    python tools/faults.py NAME …      some
+
+A fault is a few words of a file that are exchanged. It is caught when its test fails, and passes without it. Whoever
+mends a defect adds the defect here. The exit code is 1 if a fault was missed.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What is exchanged, and what finds it.
+
+    Attributes:
+      file: in the package.
+      before: words that are in it once.
+      after: what takes their place.
+      test: the file of a test, `::`, and its name.
+    """
+
+    file: str
+    before: str
+    after: str
+    test: str
+
+
+_WHOLE = "tests/training/test_durable.py::"
+_TIER = "tests/training/test_tiers.py::"
+_LOADER = "tests/data/test_loader.py::"
+_CACHE = "tests/data/test_cache.py::"
+_DECODERS = "tests/serving/test_decoders.py::"
+_SAME = "tests/training/test_same_run.py::"
+_RUNS = "tests/integration/test_train.py::"
+_WORKDIRS = "tests/integration/test_workdirs.py::"
+_LOCKS = "tests/integration/test_locks.py::"
+_BUCKETS = "tests/data/test_in_buckets.py::"
+
+FAULTS = {
+    # Saving.
+    "small_file_not_synced": Fault(
+        "base/places.py", "os.fsync(file.fileno())", "pass",
+        _WHOLE + "test_a_file_is_on_the_disk_before_it_has_its_name",
+    ),
+    "tier_not_synced": Fault(
+        "checkpoints/shards.py", "os.fsync(file.fileno())", "pass",
+        _WHOLE + "test_a_file_is_on_the_disk_before_it_has_its_name",
+    ),
+    "prepared_file_not_synced": Fault(
+        "data/preparation/output.py", "os.fsync(opened.fileno())", "pass",
+        _WHOLE + "test_a_file_is_on_the_disk_before_it_has_its_name",
+    ),
+    "tier_written_under_its_name": Fault(
+        "checkpoints/shards.py", 'new = path.with_name(f"{path.name}.new")', "new = path",
+        _WHOLE + "test_a_file_is_on_the_disk_before_it_has_its_name",
+    ),
+    "tier_not_copied": Fault(
+        "checkpoints/shards.py", "np.asarray(x).copy() if _on_cpu(x)", "np.asarray(x) if _on_cpu(x)",
+        _TIER + "test_a_copy_is_in_no_memory_of_a_device",
+    ),
+    "tier_keeps_its_last_alone": Fault(
+        "checkpoints/tiers.py", "lambda session, old: old != self._complete)", "lambda session, old: True)",
+        _TIER + "test_the_newest_state_comes_back_after_a_restart",
+    ),
+    "one_too_many_is_kept": Fault(
+        "checkpoints/saving.py", "old = steps[: -self._config.keep]", "old = steps[: -self._config.keep - 1]",
+        _RUNS + "test_only_the_last_checkpoints_and_the_chosen_ones_are_kept",
+    ),
+    "best_is_kept_unasked": Fault(
+        "training/loop.py", "best = kept.best and self.goals.best", "best = self.goals.best",
+        _WORKDIRS + "test_the_best_step_is_kept_for_ever_only_where_the_config_says_so",
+    ),
+    "description_not_synced": Fault(
+        "checkpoints/committing.py", "                    _sync(file)", "                    pass",
+        _WHOLE + "test_a_checkpoint_is_on_the_disk_before_it_has_its_name",
+    ),
+    # Resuming.
+    "tier_checksum_not_compared": Fault(
+        "checkpoints/shards.py", "or zlib.crc32(found) != checksum:", "or False:",
+        _TIER + "test_a_damaged_file_is_reported_and_the_one_before_is_used",
+    ),
+    "tier_of_another_run_is_used": Fault(
+        "checkpoints/tiers.py", 'if file.header["run"] != self._run:', "if False:",
+        _TIER + "test_files_of_an_earlier_run_in_the_workdir_are_not_used_and_soon_deleted",
+    ),
+    "newer_local_state_is_passed_over": Fault(
+        "training/starting.py", "(step := restored[0]) < newest", "(step := restored[0]) > newest",
+        _RUNS + "test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one_before",
+    ),
+    "seal_not_compared": Fault(
+        "checkpoints/descriptions.py", "if description.get(_SEAL) == _seal_of(rest) else None", "",
+        _WORKDIRS + "test_a_description_with_another_value_is_not_the_one_that_was_saved",
+    ),
+    "other_images_are_accepted": Fault(
+        "training/guards.py", "not fingerprint.same(before, now):", "False:",
+        _SAME + "test_other_training_images_are_a_change_that_is_said",
+    ),
+    "earlier_fingerprints_are_refused": Fault(
+        "data/sources/fingerprint.py", 'before == now or before == now.partition("-")[0]', "before == now",
+        _SAME + "test_runs_begun_before_fingerprints_had_the_contents_of_buckets_resume",
+    ),
+    "contents_of_buckets_are_not_in_fingerprints": Fault(
+        "data/sources/fingerprint.py", "{digest(paths, contents)}", "{digest(paths)}",
+        _BUCKETS + "test_a_picture_that_is_rewritten_is_another_data_set_and_leaves_the_cache",
+    ),
+    # The cache.
+    "cache_serves_what_was_rewritten": Fault(
+        "data/cache.py", "return record if identity == self._identity(index) else None", "return record",
+        _BUCKETS + "test_a_picture_that_is_rewritten_is_another_data_set_and_leaves_the_cache",
+    ),
+    "cache_entry_not_compared": Fault(
+        "data/cache.py", "if own_checksum == _checksum(entry, index):", "if True:",
+        _CACHE + "test_what_is_damaged_is_read_again_and_mended",
+    ),
+    "cache_without_a_bound": Fault(
+        "data/cache.py", "if size > room:", "if False:",
+        _CACHE + "test_it_is_bounded_over_all_data_sets_and_names_the_bound",
+    ),
+    # Order.
+    "every_epoch_is_the_same": Fault(
+        "data/order.py", "num_examples, (seed, epoch))", "num_examples, (seed, 0))",
+        _LOADER + "test_every_epoch_is_another_permutation_of_all_examples",
+    ),
+    "seeds_share_epochs": Fault(
+        "data/order.py", "num_examples, (seed, epoch))", "num_examples, (seed + epoch,))",
+        _LOADER + "test_seeds_do_not_share_epochs",
+    ),
+    "skipped_data_are_counted_one_short": Fault(
+        "data/order.py", "            step += count", "            step += count - 1",
+        "tests/data/test_reading.py::test_batches_have_the_same_bits_with_steps_skipped",
+    ),
+    "balanced_classes_in_one_order": Fault(
+        "data/order.py", "permuted(np.arange(size), size, (seed, _CIRCLES))", "np.arange(size)",
+        "tests/data/test_balanced.py::test_the_seed_decides_which_and_in_which_order",
+    ),
+    # Masks.
+    "padding_counts_as_an_example": Fault(
+        "data/batches.py", 'batch["mask"][:] = ids < len(self.source)', 'batch["mask"][:] = ids <= len(self.source)',
+        _LOADER + "test_evaluation_sees_every_example_once_and_masks_the_rest",
+    ),
+    # Limits.
+    "decoders_have_no_limit_of_memory": Fault(
+        "serving/decode_worker.py", "resource.setrlimit(resource.RLIMIT_AS, (most, most))", "pass",
+        _DECODERS + "test_an_image_that_needs_more_memory_than_there_is_is_refused",
+    ),
+    "decoders_have_no_limit_of_time": Fault(
+        "serving/decode_worker.py", "        _limit_time()\n        try:", "        try:",
+        _DECODERS + "test_a_process_has_the_limits_of_time_and_memory_that_are_promised",
+    ),
+    "large_files_are_read": Fault(
+        "data/images.py", "if size > MOST_BYTES:", "if False:",
+        "tests/data/test_door.py::test_only_regular_files_of_bounded_size_are_read",
+    ),
+    "a_client_that_goes_leaves_a_traceback": Fault(
+        "serving/server.py", "except ConnectionError:", "except ZeroDivisionError:",
+        _DECODERS + "test_a_client_that_vanishes_leaves_a_line",
+    ),
+    # Locks.
+    "lock_does_not_lock": Fault(
+        "base/lock.py", "fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+        _WORKDIRS + "test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock",
+    ),
+    "lock_of_any_generation_is_replaced": Fault(
+        "base/buckets.py", 'ifGenerationMatch=generation or "0",', "",
+        _LOCKS + "test_of_two_that_find_it_free_one_has_it_although_its_write_came_second",
+    ),
+}  # fmt: skip
+
+
+def copy_checkout(folder: pathlib.Path) -> None:
+    """Copies the files of this checkout that version control knows, or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def planted(fault: Fault, text: str) -> str:
+    """A file's text with a fault. Raises `ValueError` unless the words to exchange are in it once."""
+    if text.count(fault.before) != 1:
+        raise ValueError(f"{fault.file} has {fault.before!r} {text.count(fault.before)} times")
+    return text.replace(fault.before, fault.after)
+
+
+def passes(copy: pathlib.Path, tests: list[str]) -> bool:
+    """Whether tests pass in a copy. Raises `RuntimeError` if they cannot be run."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-x", "-q", *tests],
+        cwd=copy, env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if ran.returncode not in (0, 1) or " error" in ran.stdout.splitlines()[-1]:
+        raise RuntimeError(f"{' '.join(tests)} cannot be run:\n{ran.stdout}{ran.stderr}")
+    return ran.returncode == 0
+
+
+def missed(names: list[str], copy: pathlib.Path) -> list[str]:
+    """Those of the faults that their tests do not find, planted one after the other in a copy of this checkout."""
+    found = []
+    for name in names:
+        fault = FAULTS[name]
+        file = copy / "vit_jax" / fault.file
+        text = file.read_text()
+        try:
+            file.write_text(planted(fault, text))
+            caught = not passes(copy, [fault.test])
+        finally:
+            file.write_text(text)
+        print(f"{'caught' if caught else 'MISSED'}  {name}  {fault.test}", flush=True)
+        if not caught:
+            found.append(name)
+    return found
+
+
+def main() -> None:
+    """Plants the faults that the command line names, or all."""
+    names = sys.argv[1:] or list(FAULTS)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder)
+        copy_checkout(copy)
+        if not passes(copy, sorted({FAULTS[name].test for name in names})):
+            sys.exit("the tests fail without a fault")
+        found = missed(names, copy)
+    print(f"{len(names) - len(found)} of {len(names)} faults were caught")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
