@@ -244,10 +244,10 @@ def once_for_all_seeds(dry_run):
     """`dry_run`, done once for the runs of an experiment that differ in their seeds alone."""
     found = {}
 
-    def run(config, *others):
+    def run(config, *others, **options):
         unseeded = repr(config.to_dict() | {"seed": 0})
         if unseeded not in found:
-            found[unseeded] = dry_run(config, *others)
+            found[unseeded] = dry_run(config, *others, **options)
         return found[unseeded]
 
     return run
@@ -322,7 +322,7 @@ def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
             continue
         if program == "pip":
             continue  # see the test of extras
-        if words[1:2] == ["-m"]:
+        if program == "python" and words[1:2] == ["-m"]:
             assert importlib.util.find_spec(words[2]), where
             continue
         if words[1:2] == ["-c"]:

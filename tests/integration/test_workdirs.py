@@ -16,7 +16,7 @@ from etils import epath
 import vit_jax
 from vit_jax.base import lock
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import descriptions, reading, saving
+from vit_jax.checkpoints import committing, descriptions, reading
 from vit_jax.devices import processes
 from vit_jax.training import guards
 from vit_jax.training.writers import JsonLinesWriter
@@ -225,15 +225,15 @@ def test_a_compilation_cache_that_others_can_write_is_said(tmp_path, caplog, mon
 def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_path, monkeypatch):
     config = tiny_config(checkpoint__max_failures=2, duration="30 steps")
     (tmp_path / "run").mkdir()
-    made = saving.Checkpoints._make_folder
+    made = committing.Committer._make_folder
 
-    def replaced(self):
-        if self._folder.is_dir():
-            self._folder.rmtree()
-            self._folder.write_text("")
-        made(self)
+    def replaced(self, folder, unfinished):
+        if folder.parent.is_dir():
+            folder.parent.rmtree()
+            folder.parent.write_text("")
+        made(self, folder, unfinished)
 
-    monkeypatch.setattr(saving.Checkpoints, "_make_folder", replaced)
+    monkeypatch.setattr(committing.Committer, "_make_folder", replaced)
     with pytest.raises(reading.CheckpointError, match="2 failures in a row"):
         vit_jax.train(config, tmp_path / "run")
 
