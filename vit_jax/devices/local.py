@@ -36,8 +36,10 @@ def memory_bytes() -> int:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The cores for this process: those that it may use, or its share where others of its node may use them too."""
+    from vit_jax.devices import engines
+
+    return engines.share_of_cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, os.environ)
 
 
 def device_text(devices: "Sequence[jax.Device]") -> str:
