@@ -36,10 +36,15 @@ def memory_bytes() -> int:
 
 
 def cores() -> int:
-    """The cores for this process: those that it may use, or its share where others of its node may use them too."""
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def own_cores() -> int:
+    """The cores for what this process decodes: its share, where others of its node may use the same ones."""
     from vit_jax.devices import engines
 
-    return engines.share_of_cores(len(os.sched_getaffinity(0)), os.cpu_count() or 1, os.environ)
+    return engines.share_of_cores(cores(), os.cpu_count() or 1, os.environ)
 
 
 def device_text(devices: "Sequence[jax.Device]") -> str:
