@@ -46,9 +46,8 @@ def start(
     action: str, options: SimpleNamespace, command: list[str], further: list[str], checked: checking.Checked
 ) -> None:  # fmt: skip
     accelerators, extra = f"{options.gpu}:{options.gpus_per_node}", options.extra
-    processes = flags.processes_of_node(options)
+    processes = 1 if options.topology else flags.processes_of_node(options)
     if options.topology:
-        processes = 1
         accelerators = f"tpu-{chips.check_vm_slice(options.topology)[1]}"
         extra = re.sub(r"cuda\d*", "tpu", extra)
     # Only a managed job replaces machines that are taken away.

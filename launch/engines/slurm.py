@@ -32,9 +32,8 @@ def start(
     words = ["sbatch", f"--job-name={options.name}", f"--nodes={options.nodes}"]
     if options.gpus_per_node:
         words.append(f"--gpus-per-node={options.gpus_per_node}")
-    if (
-        options.gpus_per_node or options.processes_per_node
-    ):  # else the script asks SLURM for the GPUs
+    # Where neither is given, the script asks SLURM for the GPUs.
+    if options.gpus_per_node or options.processes_per_node:
         words.append(f"--ntasks-per-node={flags.processes_of_node(options)}")
     words += [
         f"--signal=TERM@{options.grace}",
