@@ -37,8 +37,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def submit(cluster, tmp_path):
-    """`submit(program, *flags)`: a job of the script, whose processes run `program`; cancelled at the
-    end.
+    """`submit(program, *flags)`: a job of the script, whose processes run `program`, one a node if no flags are given;
+    cancelled at the end.
     """
     jobs = []
 
@@ -46,7 +46,8 @@ def submit(cluster, tmp_path):
         (tmp_path / "vit_jax.py").write_text(PROGRAM + program)
         jobs.append(
             cluster.command(
-                "sbatch", "--parsable", "--nodes=2", *flags, SCRIPT, "train", f"--workdir={tmp_path}",
+                "sbatch", "--parsable", "--nodes=2", *(flags or ["--ntasks-per-node=1"]), SCRIPT,
+                "train", f"--workdir={tmp_path}",
                 cwd=tmp_path, env={"PYTHON": sys.executable} | environment,
             )
         )  # fmt: skip
@@ -190,7 +191,7 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     workdir = tmp_path / "run"
     overrides = [f"--config.{name}={value}" for name, value in TINY.items()]
     job = cluster.command(
-        "sbatch", "--parsable", "--nodes=2", SCRIPT, "train", f"--workdir={workdir}",
+        "sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", SCRIPT, "train", f"--workdir={workdir}",
         f"--config={ROOT}/configs/digits.py", *overrides, "--config.duration=150 steps",
         "--config.log.every=10 steps", "--config.checkpoint.every=75 steps",
         f"--config.compilation_cache={compilation_cache}",
