@@ -33,7 +33,8 @@ FLAGS = {
     "chips_per_host": Flag(4, "chips of a host, as google.com/tpu of its node pool", 1),
     "nodes": Flag(1, "how many machines", 1),
     "gpus_per_node": Flag(0, "GPUs of each machine that the run uses", 0),
-    "processes_per_node": Flag(1, "1: one process uses all GPUs of its machine", 1),
+    "processes_per_node": Flag(0, "0: one for each GPU, or one where there are none; 1: one process uses all GPUs of "
+                               "its machine", 0),
     "cpus_per_process": Flag(1, "CPU cores that are reserved for a process", 1),
     "gpu": Flag("H100", "kind of GPU, as SkyPilot names it"),
     "cluster": Flag("", "which cluster"),
@@ -99,6 +100,21 @@ def check_values(options: SimpleNamespace, needed: tuple[str, ...]) -> None:
     for name in needed:
         if not getattr(options, name):
             raise ConfigError(f"--{name}=… is missing: {FLAGS[name].help}")
+
+
+def processes_of_node(options: SimpleNamespace) -> int:
+    """How many processes run on each machine: one for each of its GPUs, if --processes_per_node does not say otherwise.
+
+    Raises:
+      ConfigError: they cannot share the GPUs evenly.
+    """
+    gpus = options.gpus_per_node
+    processes = options.processes_per_node or gpus or 1
+    if gpus % processes:
+        raise ConfigError(
+            f"--processes_per_node={processes}: {gpus} GPUs of a node cannot be divided among them evenly"
+        )
+    return processes
 
 
 def check_label(flag: str, value: str, longest: int = MAX_LABEL) -> None:

@@ -7,7 +7,8 @@ When a process dies, the others are ended and all start again, from the last che
 pause that doubles, and at most --max_restarts times in a row without a newer checkpoint. SIGTERM
 and SIGINT are passed on, the processes save, and nothing is started again; a second one kills.
 
-With one process (the default) it does the same for one host of a pod, where JAX finds the others.
+With one process (the default) it does the same for one host of a pod, where JAX finds the others. With --nodes it
+does so for the processes of one node of several, each of which calls it with its own --node_rank.
 What a process itself does about a signal, a dead peer or a step that hangs is not decided here, but
 in vit_jax. Standard library only.
 
@@ -33,7 +34,9 @@ import time
 AGAIN = 42
 HOPELESS = (1, 2)  # What a restart will not cure.
 LONGEST_PAUSE = 300.0
-LEAST = {"processes": 1, "devices_per_process": 0, "max_restarts": 0, "backoff": 0, "grace": 0}
+LEAST = {
+    "processes": 1, "devices_per_process": 0, "nodes": 1, "node_rank": 0, "max_restarts": 0, "backoff": 0, "grace": 0,
+}  # fmt: skip
 POLL = 0.05
 # Prints the names of the whole checkpoints in a bucket, where folders cannot be renamed and a file
 # marks what is whole. A process of its own: a library for buckets has threads, and this one forks.
@@ -52,8 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--processes", type=int, default=1, help="how many, one for each pretended host")
+    add("--processes", type=int, default=1, help="how many on this machine")
     add("--devices_per_process", type=int, default=0, help="simulated CPU devices; 0: real ones")
+    add("--nodes", type=int, default=1, help="machines that do the same")
+    add("--node_rank", type=int, default=0, help="which of them this is")
+    add("--coordinator", help="HOST:PORT of the first one; default: a free port of this machine")
     add("--max_restarts", type=int, default=5, help="in a row without a newer checkpoint")
     add("--backoff", type=float, default=1.0, help="seconds before a restart; doubles each time")
     add("--grace", type=float, default=20.0, help="seconds others have to end after one did")
@@ -63,6 +69,12 @@ def main(arguments: list[str] | None = None) -> int:
     for name, least in LEAST.items():
         if not options[name] >= least:
             parser.error(f"--{name}={options[name]}: must be {least} or more")
+    if options["node_rank"] >= options["nodes"]:
+        parser.error(
+            f"--node_rank={options['node_rank']}: must be less than --nodes={options['nodes']}"
+        )
+    if options["nodes"] > 1 and not options["coordinator"]:
+        parser.error(f"--nodes={options['nodes']} needs --coordinator=HOST:PORT")
     command = options.pop("command")
     workdir = workdir_of(command)
     if options["log_dir"] is None:
@@ -82,7 +94,10 @@ class Supervisor:
       workdir: where the run saves; a newer checkpoint there is what counts as progress.
       local: where it saves on this machine's disks, which counts too.
       log_dir: gets attempt-N/process-P.log.
-      processes: how many.
+      processes: how many on this machine.
+      nodes: machines that run as many.
+      node_rank: which of them this is.
+      coordinator: HOST:PORT of process 0; `None`: a free port of this machine.
       devices_per_process: simulated CPU devices; 0: whatever devices the machine has.
       max_restarts: in a row without progress.
       backoff: seconds before the first restart, doubled for each further one without progress.
@@ -95,6 +110,9 @@ class Supervisor:
     log_dir: pathlib.Path
     processes: int
     devices_per_process: int
+    nodes: int
+    node_rank: int
+    coordinator: str | None
     max_restarts: int
     backoff: float
     grace: float
@@ -131,7 +149,7 @@ class Supervisor:
         earlier = last_attempt(self.log_dir)
         folder = self.log_dir / f"attempt-{1 + earlier}"
         folder.mkdir(parents=True)
-        address = f"127.0.0.1:{free_port()}"
+        address = self.coordinator or f"127.0.0.1:{free_port()}"
         children = [self._start(index, address, folder, earlier) for index in range(self.processes)]
         first_failures: list[int] = []
         deadline, asked = None, False
@@ -166,12 +184,13 @@ class Supervisor:
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "VIT_JAX_RESTARTS": str(restarts)}
         # Large pages: see docs/performance.md.
         environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-        if self.processes > 1:
+        number = self.node_rank * self.processes + index
+        if self.nodes * self.processes > 1:
             environment |= {
                 "JAX_COORDINATOR_ADDRESS": address,
-                "JAX_NUM_PROCESSES": str(self.processes),
-                "JAX_PROCESS_ID": str(index),
-                "LOCAL_RANK": str(index),  # They share this machine's GPUs.
+                "JAX_NUM_PROCESSES": str(self.nodes * self.processes),
+                "JAX_PROCESS_ID": str(number),
+                "LOCAL_RANK": str(index),  # They share this machine's GPUs and cores.
                 "LOCAL_WORLD_SIZE": str(self.processes),
             }
         if self.devices_per_process:
@@ -179,7 +198,7 @@ class Supervisor:
             others = re.sub(rf"{count}=\d+", "", environment.get("XLA_FLAGS", ""))
             environment["XLA_FLAGS"] = f"{others} {count}={self.devices_per_process}".strip()
             environment["JAX_PLATFORMS"] = "cpu"
-        return Child(index, self.command, environment, folder / f"process-{index}.log")
+        return Child(number, self.command, environment, folder / f"process-{number}.log")
 
     def _hear_signals(self) -> None:
         def hear(*_):

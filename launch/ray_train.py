@@ -181,12 +181,18 @@ def run_worker(config: dict) -> tuple[int, str]:
     Raises:
       RuntimeError: it ended too early: Ray starts all workers again.
     """
-    rank, asked = ray.train.get_context().get_world_rank(), False
+    context, asked = ray.train.get_context(), False
+    rank = context.get_world_rank()
     if config["folder"]:
         os.chdir(config["folder"])
     log = pathlib.Path(tempfile.mkdtemp(prefix="vit_jax-")) / f"process-{rank}.log"
     command = [sys.executable, "-m", "vit_jax", *config["command"]]
-    child = local.Child(rank, command, os.environ | {"PYTHONUNBUFFERED": "1"}, log)
+    environment = os.environ | {
+        "PYTHONUNBUFFERED": "1",
+        "LOCAL_RANK": str(context.get_local_rank()),
+        "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
+    }
+    child = local.Child(rank, command, environment, log)
     try:
         while (code := child.process.poll()) is None:
             child.show_output()

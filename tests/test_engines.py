@@ -186,6 +186,24 @@ def test_nodes_may_run_different_numbers_of_processes(monkeypatch):
     assert engines.node_rank("slurm", variables).count == 8
 
 
+@pytest.mark.parametrize(
+    ("variables", "allowed", "cores"),
+    [
+        ({}, 96, 96),
+        ({"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}, 96, 12),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}, 4, 1),  # a container with few
+        (slurm(0, 0, 1), 96, 96),
+        (slurm(0, 3, 8) | {"SLURM_CPUS_ON_NODE": "96"}, 96, 12),  # --cpu-bind=none
+        (slurm(0, 3, 8) | {"SLURM_CPUS_ON_NODE": "96"}, 12, 12),  # bound, as by train.sbatch
+        (slurm(0, 3, 8) | {"SLURM_CPUS_ON_NODE": "96"}, 1, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 48, 24),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 24, 24),
+    ],
+)
+def test_processes_of_a_node_share_its_cores(variables, allowed, cores):
+    assert engines.share_of_cores(allowed, 96, variables) == cores
+
+
 def test_open_mpi_5_needs_to_be_given_the_first_host(monkeypatch):
     with pytest.raises(ConfigError, match="--coordinator=HOST:PORT"):
         places(monkeypatch, open_mpi_5, per_node=4)

@@ -47,6 +47,27 @@ def test_a_row_with_an_error_or_a_bad_value_fails_its_stage(monkeypatch, tmp_pat
     assert result({"passes": False})["failed"] and result({"error": "no memory"})["failed"]
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_all_stages_fit_ten_minutes_and_what_one_leaves_is_for_the_next(
+    monkeypatch, tmp_path, quick
+):
+    given, clock = {}, [0.0]
+
+    def run_stage(name, seconds, rehearse):
+        given[name] = seconds
+        clock[0] += 5 if quick and name == "info" else seconds
+        return {"rows": []}
+
+    monkeypatch.setattr(gpu_drill, "run_stage", run_stage)
+    monkeypatch.setattr(gpu_drill.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(sys, "argv", ["gpu_drill.py", f"--out={tmp_path / 'drill.json'}"])
+    for name in ("PYTHONPATH", "XLA_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, "0.9")
+    limits = {stage.__name__: seconds for stage, seconds in gpu_drill.STAGES.items()}
+    assert gpu_drill.main() == 0 and clock[0] <= 540
+    assert given == limits | ({"losses": limits["losses"] + limits["info"] - 5} if quick else {})
+
+
 @pytest.mark.slow
 def test_every_stage_is_rehearsed(tmp_path):
     code, results = drill(tmp_path / "drill.json", "--budget=3000")

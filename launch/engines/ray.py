@@ -38,7 +38,7 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
         return checking.Site(options.topology, options.slices, remote=remote, shared_disk=True)
     gpus = options.nodes * options.gpus_per_node
     # Without GPUs each process has one device.
-    count = gpus or options.nodes * options.processes_per_node
+    count = gpus or options.nodes * flags.processes_of_node(options)
     return checking.Site(f"cpu:{count}", gpus=gpus, remote=remote, shared_disk=True)
 
 
@@ -51,13 +51,9 @@ def scaling_of(options: SimpleNamespace) -> dict:
     resources = {"CPU": options.cpus_per_process}
     if options.topology:
         return _tpu_scaling(options, resources)
-    gpus, processes = options.gpus_per_node, options.processes_per_node
     if options.slices != 1:
         raise ConfigError(f"--slices={options.slices}: is for TPUs; set --topology=KIND:SHAPE")
-    if gpus % processes:
-        raise ConfigError(
-            f"--processes_per_node={processes}: {gpus} GPUs of a node cannot be divided among them evenly"
-        )
+    gpus, processes = options.gpus_per_node, flags.processes_of_node(options)
     scaling = {"num_workers": options.nodes * processes, "resources_per_worker": resources}
     if gpus:
         resources["GPU"] = gpus // processes

@@ -10,7 +10,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
 
 FLAGS = (
-    "name", "topology", "nodes", "gpu", "gpus_per_node", "extra", "spot", "max_restarts", "env",
+    "name", "topology", "nodes", "gpu", "gpus_per_node", "processes_per_node", "extra", "spot", "max_restarts", "env",
 )  # fmt: skip
 NEEDED = ("name", "nodes")
 DEFAULTS = {"gpus_per_node": 8, "max_restarts": 5}
@@ -26,12 +26,17 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
             raise ConfigError(
                 "--gpus_per_node=0: set how many --gpu=KIND, or --topology=KIND:SHAPE"
             )
+        flags.processes_of_node(options)
         gpus = options.nodes * options.gpus_per_node
         return checking.Site(f"cpu:{gpus}", gpus=gpus)
     if options.nodes != 1:
         raise ConfigError(
             f"--nodes={options.nodes}: a TPU slice is one machine for SkyPilot; for several slices as one run use "
             "'vit_jax launch gke' or 'vit_jax launch tpu_vm'"
+        )
+    if options.processes_per_node > 1:
+        raise ConfigError(
+            f"--processes_per_node={options.processes_per_node}: is for GPUs; one process uses all chips of a TPU VM"
         )
     chips.check_vm_slice(options.topology)
     return checking.Site(options.topology)
@@ -41,6 +46,7 @@ def start(
     action: str, options: SimpleNamespace, command: list[str], further: list[str], checked: checking.Checked
 ) -> None:  # fmt: skip
     accelerators, extra = f"{options.gpu}:{options.gpus_per_node}", options.extra
+    processes = 1 if options.topology else flags.processes_of_node(options)
     if options.topology:
         accelerators = f"tpu-{chips.check_vm_slice(options.topology)[1]}"
         extra = re.sub(r"cuda\d*", "tpu", extra)
@@ -55,6 +61,7 @@ def start(
         "sky", *verb, f"--name={options.name}", f"--num-nodes={options.nodes}", f"--gpus={accelerators}",
         "--workdir=.", f"--env=COMMAND={shell.text(command)}", f"--env=EXTRA={extra}",
         f"--env=VERSION={'' if clone else __version__}", f"--env=MAX_RESTARTS={options.max_restarts}",
+        f"--env=PROCESSES_PER_NODE={processes}",
         *(f"--env={name}={value}" for name, value in flags.variables(options.env).items()),
         *further, str(shipped.launch_folder() / "skypilot/train.yaml"),
     ]  # fmt: skip

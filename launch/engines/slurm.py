@@ -6,9 +6,8 @@ import os
 import sys
 from types import SimpleNamespace
 
-from launch import checking, shell
+from launch import checking, flags, shell
 from vit_jax.base import shipped
-from vit_jax.base.errors import ConfigError
 
 FLAGS = (
     "name", "nodes", "gpus_per_node", "processes_per_node", "queue", "max_restarts", "grace",
@@ -20,13 +19,9 @@ ACTIONS = {"start": True}
 
 
 def check(action: str, options: SimpleNamespace) -> checking.Site:
-    gpus, processes = options.gpus_per_node, options.processes_per_node
-    if gpus and gpus % processes:
-        raise ConfigError(
-            f"--processes_per_node={processes}: {gpus} GPUs of a node cannot be divided among them evenly"
-        )
-    # Without GPUs each process has one device.
-    count = options.nodes * (gpus or processes)
+    gpus = options.gpus_per_node
+    processes = flags.processes_of_node(options)
+    count = options.nodes * (gpus or processes)  # without GPUs each process has one device
     return checking.Site(f"cpu:{count}", gpus=options.nodes * gpus, remote=False)
 
 
@@ -37,8 +32,10 @@ def start(
     words = ["sbatch", f"--job-name={options.name}", f"--nodes={options.nodes}"]
     if options.gpus_per_node:
         words.append(f"--gpus-per-node={options.gpus_per_node}")
+    # Where neither is given, the script asks SLURM for the GPUs.
+    if options.gpus_per_node or options.processes_per_node:
+        words.append(f"--ntasks-per-node={flags.processes_of_node(options)}")
     words += [
-        f"--ntasks-per-node={options.processes_per_node}",
         f"--signal=TERM@{options.grace}",
         *([f"--partition={options.queue}"] if options.queue else []),
         *further,

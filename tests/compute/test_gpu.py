@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import activations, attend, cudnn, dense, norms, partitioning, recompute
+from vit_jax.compute import (
+    activations,
+    attend,
+    cudnn,
+    dense,
+    learned,
+    norms,
+    partitioning,
+    recompute,
+)
 from vit_jax.compute import platform as platforms
 from vit_jax.devices import gpus, meshes
+from vit_jax.models import embeddings
 
 TOKENS = 256 * 197  # of a batch of ViT-B/16 on a GPU
 
@@ -73,6 +83,24 @@ def test_gradients_of_biases_and_norms_are_summed_in_float32_over_all_tokens(on_
     for gradient in (of_bias, of_shift):
         found = np.asarray(jax.jit(gradient)(dy), np.float64)
         assert np.linalg.norm(found - exact) <= 1e-6 * np.linalg.norm(exact)
+
+
+def test_gradients_of_positions_and_learned_tokens_are_rounded_once(on_gpus):
+    dy = jnp.asarray(np.random.default_rng(0).normal(0.01, 1, (1024, 3, 64)), jnp.bfloat16)
+    exact = np.asarray(dy, np.float64).sum(0)
+    zeros = jnp.zeros((1, 1, 64))
+
+    def gradient(dy):
+        def place(token, table):
+            token, table = token.astype(dy.dtype), table.astype(dy.dtype)
+            x = jnp.zeros((1024, 2, 64), dy.dtype) + learned.per_example(table, 1024)
+            return embeddings.prepend([token], x)
+
+        token, table = jax.vjp(place, zeros, jnp.zeros((1, 2, 64)))[1](dy)
+        return jnp.concatenate([token, table], axis=1)[0]
+
+    found = np.asarray(jax.jit(gradient)(dy), np.float64)
+    assert np.linalg.norm(found - exact) <= 2e-3 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

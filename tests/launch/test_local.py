@@ -284,6 +284,8 @@ def test_output_without_an_end_of_line_and_of_other_encodings_is_shown(launch):
         (("--max_restarts=-1", "--", "train"), "--max_restarts=-1"),
         (("--backoff=nan", "--", "train"), "--backoff=nan"),
         (("--what", "--", "train"), "--what"),
+        (("--nodes=2", "--", "train"), "--nodes=2 needs --coordinator=HOST:PORT"),
+        (("--node_rank=1", "--", "train"), "--node_rank=1: must be less than --nodes=1"),
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, words):

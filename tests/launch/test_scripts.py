@@ -46,9 +46,51 @@ def test_a_slurm_job_gets_its_nodes_gpus_and_further_flags_of_sbatch(shown, word
     (command,) = shown("slurm", *flags, "--", *words, "--", "--time=24:00:00", "--account=v")
     assert command == [
         "env", f"PYTHON={os.environ.get('PYTHON', sys.executable)}", "MAX_RESTARTS=7",
-        "sbatch", "--job-name=vit_jax", "--nodes=2", "--gpus-per-node=4", "--ntasks-per-node=1",
+        "sbatch", "--job-name=vit_jax", "--nodes=2", "--gpus-per-node=4", "--ntasks-per-node=4",
         "--signal=TERM@900", "--partition=long", "--time=24:00:00", "--account=v", SBATCH, *words,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "tasks"),
+    [
+        (["--gpus_per_node=8", "--processes_per_node=1"], ["--ntasks-per-node=1"]),
+        (["--processes_per_node=2"], ["--ntasks-per-node=2"]),
+        ([], []),  # the script asks SLURM for the GPUs
+    ],
+)
+def test_a_flag_sets_the_processes_of_a_slurm_node(shown, words, flags, tasks):
+    (command,) = shown("slurm", *flags, "--", *words)
+    assert [word for word in command if "ntasks" in word] == tasks
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, {"--ntasks-per-node=1", "--ntasks=2", "--cpu-bind=none"}),
+        (
+            {"SLURM_GPUS_ON_NODE": "8", "SLURM_GPUS_PER_NODE": "h100:4"},
+            {"--ntasks-per-node=4", "--ntasks=8", "--cpus-per-task=24"},
+        ),
+        ({"SLURM_GPUS_ON_NODE": "8"}, {"--ntasks-per-node=8", "--ntasks=16", "--cpus-per-task=12"}),
+        (
+            {"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NTASKS": "2"},
+            {"--ntasks-per-node=1", "--ntasks=2", "--cpu-bind=none"},
+        ),
+        (
+            {"SLURM_GPUS_ON_NODE": "8", "SLURM_NTASKS": "4"},
+            {"--ntasks-per-node=2", "--ntasks=4", "--cpus-per-task=48"},
+        ),
+    ],
+)
+def test_the_sbatch_file_starts_one_process_for_each_gpu_unless_told_otherwise(
+    words, variables, expected
+):
+    job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "96", **variables}
+    done = subprocess.run(
+        ["bash", SBATCH, "--dry_run", *words], capture_output=True, text=True, env=os.environ | job
+    )
+    assert expected <= set(shlex.split(done.stdout.splitlines()[0]))
 
 
 def test_the_sbatch_file_passes_the_words_to_each_node(words):
@@ -107,29 +149,32 @@ def test_the_command_of_skypilot(shown, in_bucket):
         "skypilot", "--name=b16", "--nodes=2", "--gpus_per_node=4", "--", *in_bucket, "--", "--yes"
     )
     assert command[:3] == ["sky", "launch", "--cluster=b16"] and command[-2] == "--yes"
-    assert {"--num-nodes=2", "--gpus=H100:4", "--env=EXTRA=cuda13,gcs", "--env=VERSION="} <= set(
-        command
-    )
+    assert {
+        "--num-nodes=2", "--gpus=H100:4", "--env=EXTRA=cuda13,gcs", "--env=VERSION=", "--env=PROCESSES_PER_NODE=4",
+    } <= set(command)  # fmt: skip
     (text,) = [word for word in command if word.startswith("--env=COMMAND=")]
     assert shlex.split(text.removeprefix("--env=COMMAND=")) == in_bucket
     assert command[-1] == str(ROOT / "launch/skypilot/train.yaml")
     tpu = ("--topology=v5e:4x4", "--spot", "--env=A=B")
     (command,) = shown("skypilot", "--name=b16", *tpu, "--", *in_bucket)
     assert command[:4] == ["sky", "jobs", "launch", "--use-spot"]
-    assert {"--gpus=tpu-v5litepod-16", "--env=EXTRA=tpu,gcs", "--env=A=B"} <= set(command)
+    assert {
+        "--gpus=tpu-v5litepod-16", "--env=EXTRA=tpu,gcs", "--env=A=B", "--env=PROCESSES_PER_NODE=1",
+    } <= set(command)  # fmt: skip
 
 
 def scaling(**given) -> dict:
-    defaults = {"nodes": 1, "gpus_per_node": 0, "processes_per_node": 1, "cpus_per_process": 1}
+    defaults = {"nodes": 1, "gpus_per_node": 0, "processes_per_node": 0, "cpus_per_process": 1}
     return ray.scaling_of(type("Options", (), defaults | {"topology": "", "slices": 1} | given))
 
 
 def test_the_workers_of_ray():
-    assert scaling(nodes=4, gpus_per_node=8) == {
+    assert scaling(nodes=4, gpus_per_node=8, processes_per_node=1) == {
         "num_workers": 4, "resources_per_worker": {"CPU": 1, "GPU": 8}, "use_gpu": True,
     }  # fmt: skip
-    each = scaling(nodes=4, gpus_per_node=8, processes_per_node=8, cpus_per_process=6)
+    each = scaling(nodes=4, gpus_per_node=8, cpus_per_process=6)
     assert each["num_workers"] == 32 and each["resources_per_worker"] == {"CPU": 6, "GPU": 1}
+    assert scaling(nodes=4) == {"num_workers": 4, "resources_per_worker": {"CPU": 1}}
     tpus = scaling(topology="v5e:8x8", slices=2)
     assert tpus["num_workers"] == 32 and tpus["accelerator_type"] == "TPU-V5LITEPOD"
     assert tpus["resources_per_worker"]["TPU"] == 4 and tpus["topology"] == "8x8"
@@ -193,6 +238,8 @@ XPK = ("--cluster=c", "--image=i", "--name=b")
         ("ray", ("--env=JAX_PLATFORMS",), "NAME=VALUE"),
         ("ray", ("--", "train", "--workdir=r", "--", "--verbose"), "calls no program"),
         ("skypilot", ("--name=b", "--topology=v5e:4x4", "--nodes=2"), "--nodes=2: a TPU slice"),
+        ("skypilot", ("--name=b", "--topology=v5e:4x4", "--processes_per_node=4"), "is for GPUs"),
+        ("skypilot", ("--name=b", "--processes_per_node=3"), "8 GPUs of a node cannot be divided"),
         ("local", ("--processes=0",), "--processes=0: must be 1 or more"),
         ("local", ("--backoff=nan",), "--backoff=nan"),
     ],
@@ -215,4 +262,7 @@ def test_help_lists_the_engines_and_the_flags_of_one(command):
 
 def test_the_file_of_skypilot_names_this_project_s_variables():
     envs = yaml.safe_load((ROOT / "launch/skypilot/train.yaml").read_text())["envs"]
-    assert set(envs) == {"COMMAND", "EXTRA", "VERSION", "MAX_RESTARTS"} and __version__
+    assert (
+        set(envs) == {"COMMAND", "EXTRA", "VERSION", "MAX_RESTARTS", "PROCESSES_PER_NODE"}
+        and __version__
+    )

@@ -27,7 +27,7 @@ RECOVERY = {"strategy": str, "max_restarts_on_errors": int, "recover_on_exit_cod
 # In the place of vit_jax, which says where `launch/` is.
 PROGRAM = """
 import json, os, sys
-names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 print(json.dumps([[os.environ[n] for n in names], sys.argv[1:]]), flush=True)
 sys.exit(int(os.environ.get("CODE", 0)))
 """
@@ -77,24 +77,32 @@ def test_both_scripts_of_the_file_are_without_fault(task):
         assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_node_runs_one_process_that_knows_its_place(task, tmp_path, rank):
+@pytest.mark.parametrize(("rank", "each"), [(0, 1), (1, 1), (1, 2)])
+def test_each_node_runs_processes_that_know_their_place(task, tmp_path, rank, each):
     given = [
         "train",
         "--config=configs/digits.py:a b",
         f"--workdir={tmp_path}/run",
         "--config.seed=1",
     ]
-    code, output = run_block(task, tmp_path, rank, COMMAND=shlex.join(given), MAX_RESTARTS="5")
+    variables = {"MAX_RESTARTS": "5", "PROCESSES_PER_NODE": str(each)}
+    code, output = run_block(task, tmp_path, rank, COMMAND=shlex.join(given), **variables)
     assert code == 0, output
-    (line,) = [line for line in output.splitlines() if line.startswith("[0] [[")]
-    place, words = json.loads(line.removeprefix("[0] "))
-    assert place == ["10.0.0.1:8476", "2", str(rank)]
-    assert words == given
+    for local in range(each):
+        process = rank * each + local
+        (line,) = [line for line in output.splitlines() if line.startswith(f"[{process}] [[")]
+        place, words = json.loads(line.removeprefix(f"[{process}] "))
+        assert place == ["10.0.0.1:8476", str(2 * each), str(process), str(local), str(each)]
+        assert words == given
 
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_an_error_that_a_restart_will_not_cure_is_the_job_s(task, tmp_path, code):
     command = f"train --config=c --workdir={tmp_path}/run"
-    variables = {"COMMAND": command, "MAX_RESTARTS": "5", "CODE": str(code)}
+    variables = {
+        "COMMAND": command,
+        "MAX_RESTARTS": "5",
+        "PROCESSES_PER_NODE": "1",
+        "CODE": str(code),
+    }
     assert run_block(task, tmp_path, 0, **variables)[0] == code

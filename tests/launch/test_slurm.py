@@ -37,8 +37,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def submit(cluster, tmp_path):
-    """`submit(program, *flags)`: a job of the script, whose processes run `program`; cancelled at the
-    end.
+    """`submit(program, *flags)`: a job of the script, whose processes run `program`, one a node if no flags are given;
+    cancelled at the end.
     """
     jobs = []
 
@@ -46,7 +46,8 @@ def submit(cluster, tmp_path):
         (tmp_path / "vit_jax.py").write_text(PROGRAM + program)
         jobs.append(
             cluster.command(
-                "sbatch", "--parsable", "--nodes=2", *flags, SCRIPT, "train", f"--workdir={tmp_path}",
+                "sbatch", "--parsable", "--nodes=2", *(flags or ["--ntasks-per-node=1"]), SCRIPT,
+                "train", f"--workdir={tmp_path}",
                 cwd=tmp_path, env={"PYTHON": sys.executable} | environment,
             )
         )  # fmt: skip
@@ -142,18 +143,19 @@ def test_one_process_a_node_may_use_all_its_cores_and_memory_on_a_site_that_give
 
 
 def test_several_processes_of_a_node_have_an_equal_share_of_its_cores(cluster, submit, tmp_path):
-    job = submit(CORES, "--ntasks-per-node=2")
+    job = submit(CORES, "--gpus-per-node=2")  # one for each
     assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
     cores = cores_of_tasks(tmp_path)  # of two tasks on each node
     assert [len(of_task) for of_task in cores] == [slurm.CPUS // 2] * 4
     assert not cores[0] & cores[1] and not cores[2] & cores[3]
 
 
-def test_a_job_that_shares_nodes_has_what_it_asked_for(cluster, submit):
-    job = submit("", "--oversubscribe", "--cpus-per-task=1", "--mem=500M")
+def test_a_job_that_shares_nodes_has_what_it_asked_for(cluster, submit, tmp_path):
+    job = submit(CORES, "--oversubscribe", "--cpus-per-task=1", "--mem=500M")
     assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
     resources = cluster.resources(job)
     assert (resources["cpu"], resources["mem"]) == ("2", "1000M")
+    assert len(cores_of_tasks(tmp_path)) == 2
 
 
 USED = """
@@ -189,7 +191,7 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     workdir = tmp_path / "run"
     overrides = [f"--config.{name}={value}" for name, value in TINY.items()]
     job = cluster.command(
-        "sbatch", "--parsable", "--nodes=2", SCRIPT, "train", f"--workdir={workdir}",
+        "sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", SCRIPT, "train", f"--workdir={workdir}",
         f"--config={ROOT}/configs/digits.py", *overrides, "--config.duration=150 steps",
         "--config.log.every=10 steps", "--config.checkpoint.every=75 steps",
         f"--config.compilation_cache={compilation_cache}",
@@ -218,7 +220,7 @@ def test_a_run_that_is_launched_takes_the_nodes_and_gpus_that_it_names(
     for name, value in (cluster.environment | {"PYTHON": sys.executable}).items():
         monkeypatch.setenv(name, value)
     words = ("train", f"--workdir={tmp_path}", "--config=digits")
-    code, out, err = launch("slurm", "--nodes=2", "--gpus_per_node=4", "--", *words, "--", "--wait")
-    assert code == 0 and "hours on 8 GPUs" in out, err
+    code, out, err = launch("slurm", "--nodes=2", "--gpus_per_node=2", "--", *words, "--", "--wait")
+    assert code == 0 and "hours on 4 GPUs" in out, err
     (log,) = tmp_path.glob("vit_jax-*.log")
-    assert log.read_text().count("gpus 4") == 2
+    assert log.read_text().count("gpus 2") == 4, "one process for each GPU"

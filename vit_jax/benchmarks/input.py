@@ -70,7 +70,7 @@ def input_pipeline(
             "overhead_else_microseconds": 1e6 * _machinery_seconds(source, config, mesh),
             "psnr_db": _psnr(source, config),
             "resident_bytes_peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-            "threads": config.data.threads or local.cores(),
+            "threads": config.data.threads or local.own_cores(),
         }
         | context()
     )

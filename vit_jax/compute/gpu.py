@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from vit_jax.compute import attend, norms, partitioning, recompute
+from vit_jax.compute import attend, learned, norms, partitioning, recompute
 from vit_jax.compute import dense as plain
 
 # What differs from XLA's defaults, of a program that trains. Few, since none could be measured here:
@@ -96,11 +96,27 @@ def _dense_backward(saved, dy):
 _dense.defvjp(_dense_forward, _dense_backward)
 
 
-def _sum(x: jax.Array) -> jax.Array:
-    """The sum over all axes but the last, in float32, on every device. What sums up its elements, such as the check for
-    finite gradients, is not merged with it: XLA would read x once more for that.
+@learned.per_example.on("gpu")
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def per_example(rows: jax.Array, batch: int) -> jax.Array:
+    """A copy for each example, fused into what takes it. The gradient is summed in float32, over examples and over
+    devices; automatic differentiation would sum it in the dtype of the rows.
     """
-    total = x.sum(tuple(range(x.ndim - 1)), dtype=jnp.float32)
+    return jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
+
+
+per_example.defvjp(
+    lambda rows, batch: (per_example(rows, batch), None),
+    lambda batch, _, dy: (_sum(dy, (0,))[None].astype(dy.dtype),),
+)
+
+
+def _sum(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
+    """The sum over these axes, or all but the last, in float32, on every device. What sums up its elements, such as the
+    check for finite gradients, is not merged with it: XLA would read x once more for that.
+    """
+    axes = tuple(range(x.ndim - 1)) if axes is None else axes
+    total = x.sum(axes, dtype=jnp.float32)
     return jax.lax.optimization_barrier(partitioning.replicated(total))
 
 

@@ -139,7 +139,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self._under_way: dict[int, _Filling] = {}
         self._decode_seconds, self._timing = 0.0, threading.Lock()
         self._seconds_before = (0.0, 0.0)
-        threads = config_data.threads or local.cores()
+        threads = config_data.threads or local.own_cores()
         self.reading = ReadAhead(
             host_batches.source,
             lambda block: host_batches.examples(*self._place(block)),

@@ -176,7 +176,10 @@ class Data:
         when={"permute": lambda kind: kind != "none"},
     )
     threads: int = option(
-        0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
+        0,
+        "threads that decode batches; 0: one for each core of the process",
+        minimum=0,
+        may_change=True,
     )
     read_ahead: float = option(
         -1.0,

@@ -13,11 +13,15 @@ import re
 from vit_jax.base.errors import ConfigError
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
-# cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip); NVIDIA's data
-# sheets, half of the figure with sparsity where that alone is printed (B200: HGX B200, Blackwell
-# data sheet; GB200: the superchip's by its two GPUs; L4: 242; H100 PCIe: 1,513; H100 NVL: 1,671;
-# B300: HGX B300, 36 PFLOPS of eight; GB300: 360 of 72), of RTX those with sums in float32 in the white
-# papers of their architectures; AMD's of the MI300X. CUDA's names of the devices: as nvidia-smi prints.
+# - TPUs: cloud.google.com/tpu/docs; one TensorCore of v2 and v3 is a device, so half a chip.
+# - NVIDIA's data sheets, half of the figure with sparsity where that alone is printed. Compared in November 2026 with
+#   copies of the sheets and with tables that quote them: A100 312; H100 989.4, PCIe 1,513 sparse; H200 as H100; A10
+#   125; A40 149.7; L4 242 sparse; L40 181.05; L40S 362.05; B200 and B300 36 PFLOPS sparse for eight (HGX); GB200
+#   2,500, by a higher clock than B200's; GB300 180 PFLOPS dense for 72. B200 to GB300 are within 6 % of cores x units x
+#   clock in XLA's tables.
+# - No second source was found for A10G (70, AWS's sheet) and H100 NVL (1,671 sparse). GH200, RTX (sums in float32,
+#   white papers of their architectures) and AMD's MI300X were not compared.
+# CUDA's names of the devices: as nvidia-smi prints them.
 PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
@@ -226,9 +230,11 @@ class Gpu:
 
 _AMPERE, _HOPPER = (167936, 166912), (233472, 232448)  # Blackwell's data center GPUs as Hopper's
 
-# What XLA compiles by, up to `shared`: OpenXLA's own tables, xla/backends/gpu/target_config/specs, read
-# in 2026. NVLink (half of the bidirectional figure): NVIDIA's data sheets. Network: the adapters of
-# NVIDIA's DGX systems, 200 Gbit/s a GPU beside A100, 800 beside B300 and GB300, else 400.
+# What XLA compiles by, up to `shared`: OpenXLA's own tables, xla/backends/gpu/target_config/specs; all eight compared
+# in November 2026, equal. NVLink (half of the bidirectional figure: 600 GB/s of A100, 900 of Hopper, 1,800 of
+# Blackwell): NVIDIA's data sheets. Network: an adapter for each GPU in NVIDIA's own systems: 200 Gbit/s in DGX A100
+# (ConnectX-6), 400 in DGX H100, H200 and B200 (ConnectX-7, docs.nvidia.com/dgx), 800 in DGX B300 and GB300 NVL72
+# (ConnectX-8); GB200 NVL72 has ConnectX-7 too. Rented machines may have less.
 GPUS = {
     "a100-40gb": Gpu(
         "NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 1.41e9, 42331013120, 1.5552e12, 41943040, _AMPERE, 300e9, 25e9,

@@ -93,6 +93,28 @@ def node_rank(engine: str, environment: Mapping[str, str]) -> gpus.NodeRank | No
     return gpus.NodeRank(*(int(environment[name]) for name in names))
 
 
+def share_of_cores(allowed: int, on_node: int, environment: Mapping[str, str]) -> int:
+    """The cores that a process computes with, where each process of its node takes an equal share.
+
+    Args:
+      allowed: cores that the process may use: all of the node's, or those that the engine has bound it to.
+      on_node: cores of the node.
+      environment: variables of the process.
+    """
+    if "LOCAL_WORLD_SIZE" in environment:
+        engine, shared = "given", allowed  # What sets it binds no process.
+    elif "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
+        engine, shared = "ompi", on_node
+    elif "SLURM_LOCALID" in environment and "SLURM_NTASKS" in environment:
+        engine, shared = "slurm", int(environment.get("SLURM_CPUS_ON_NODE") or on_node)
+    else:
+        return allowed
+    rank = node_rank(engine, environment)
+    if rank is None or rank.count <= 1:
+        return allowed
+    return min(allowed, max(1, shared // rank.count))
+
+
 def _place_in_cluster() -> Place | None:
     cluster = _cluster()
     if cluster is None and _open_mpi_size() > 1:

@@ -40,6 +40,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def own_cores() -> int:
+    """The cores for what this process decodes: its share, where others of its node may use the same ones."""
+    from vit_jax.devices import engines
+
+    return engines.share_of_cores(cores(), os.cpu_count() or 1, os.environ)
+
+
 def device_text(devices: "Sequence[jax.Device]") -> str:
     """'8 GPUs', '1 TPU'; '8 devices' of CPUs."""
     platform = devices[0].platform

@@ -30,6 +30,7 @@ from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw_key, split
+from vit_jax.compute.learned import per_example
 from vit_jax.models import classifier
 from vit_jax.models.attention import implementation_option
 from vit_jax.models.branches import TwoBranchStage
@@ -324,7 +325,8 @@ class CrossViT(classifier.Classifier):
         """Images (B, H, W, C) -> class token and patches of a branch with positions, (B, N, D)."""
         x = self.embedding[name](images)
         class_token = self.class_token[name][...].astype(x.dtype)
-        return prepend([class_token], x) + self.position[name][...].astype(x.dtype)
+        position = self.position[name][...].astype(x.dtype)
+        return prepend([class_token], x) + per_example(position, x.shape[0])
 
 
 def _check_size(name: str, size: Size, patch: int) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.compute.dense import dense
+from vit_jax.compute.learned import per_example
 
 # How `interpolate` resizes, and the name `jax.image.resize` has for it.
 METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic", "torch": None, "dinov2": None}
@@ -71,7 +72,8 @@ def cut_patches(images: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 def prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:
     """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
-    tokens = [jnp.broadcast_to(t, (x.shape[0], *t.shape[1:])) for t in learned]
+    batch = x.shape[0]
+    tokens = [jnp.broadcast_to(per_example(t, batch), (batch, *t.shape[1:])) for t in learned]
     return jnp.concatenate([*tokens, x], axis=1)
 
 

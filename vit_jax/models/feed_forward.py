@@ -25,6 +25,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
+from vit_jax.compute.learned import per_example
 from vit_jax.models import classifier, stacked
 from vit_jax.models.embeddings import prepend
 from vit_jax.models.layers import Mlp, draw_kernels, layer_norm, mlp_flops
@@ -148,7 +149,8 @@ class FeedForward(stacked.StackedModel):
         # Half-pixel centres, without antialiasing: PyTorch's `interpolate`.
         shape = (1, *self.config.grid, table.shape[-1])
         table = jax.image.resize(table, shape, "linear", antialias=False)
-        x = patches + table.reshape(1, -1, table.shape[-1]).astype(patches.dtype)
+        table = table.reshape(1, -1, table.shape[-1]).astype(patches.dtype)
+        x = patches + per_example(table, patches.shape[0])
         if not self.config.prefix:
             return x
         return prepend([(self.class_token[...] + self.class_position[...]).astype(x.dtype)], x)

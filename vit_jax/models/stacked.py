@@ -15,6 +15,7 @@ from flax import nnx
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.dropout import by_depth, draw_key, dropout, split
+from vit_jax.compute.learned import per_example
 from vit_jax.models import classifier, embeddings, pooling
 from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding, prepend
@@ -138,7 +139,7 @@ class StackedModel(classifier.Classifier):
         x = patches
         if self.config.prefix:
             x = prepend([self.class_token[...].astype(x.dtype)], x)
-        return x + self.position[...].astype(x.dtype)
+        return x + per_example(self.position[...].astype(x.dtype), x.shape[0])
 
     def to_blocks(self, x: jax.Array) -> jax.Array:
         """Tokens (B, N, D) in the shape that blocks take."""

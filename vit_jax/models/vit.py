@@ -15,6 +15,7 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, split
+from vit_jax.compute.learned import per_example
 from vit_jax.models import classifier, pooling
 from vit_jax.models.attention import Attention, implementation_option
 from vit_jax.models.contract import ModelOutput, kept
@@ -132,7 +133,7 @@ class VisionTransformer(classifier.Classifier):
         x, prefix, table = patches, self.config.prefix, self.positions(patches.dtype)
         if table is not None:
             table, rows = table[:, prefix:], table[:, :prefix]
-            x = x + table
+            x = x + per_example(table, x.shape[0])
         if visible is not None:
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
         names = ("class_token", "distillation_token", "registers")

@@ -162,7 +162,7 @@ def read_ahead(
     def fill() -> None:
         try:
             remaining = iter(files)
-            with concurrent.futures.ThreadPoolExecutor(local.cores()) as pool:
+            with concurrent.futures.ThreadPoolExecutor(local.own_cores()) as pool:
                 while several := list(itertools.islice(remaining, batch_size)):
                     put(list(pool.map(decode, several)))
                     if closed.is_set():

@@ -66,7 +66,7 @@ def announce_devices(mesh: jax.sharding.Mesh) -> None:
     axes = " x ".join(f"{axis} {size}" for axis, size in meshes.sizes_of(mesh).items())
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
     kind = mesh.devices.flat[0].device_kind
-    cores = host.cores()
+    cores = host.own_cores()
     logging.info("devices: %s%d x %s, mesh %s; cores: %d", local, mesh.size, kind, axes, cores)
     if warning := host.warn_of_few_cores(cores, mesh.local_devices):
         logging.warning("%s", warning)

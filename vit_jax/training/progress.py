@@ -159,7 +159,7 @@ class Meter:
         lasts = len(seconds) == _LINES and all(seconds)
         if lasts and sum(seconds) > _SECONDS and not self._warned:
             self._warned = True
-            config, cores = self._assembly.config, local.cores()
+            config, cores = self._assembly.config, local.own_cores()
             possible = config.batch_size / min(step_seconds)
             logging.warning(
                 "The step waits for data %.0f %% of the time: %d decoding threads on %d cores for %s make about "
