@@ -4,7 +4,7 @@ import json
 import re
 from types import SimpleNamespace
 
-from launch import checking, flags, google, shell
+from launch import checking, flags, google_cloud, shell
 from vit_jax import __version__
 from vit_jax.base import shipped
 from vit_jax.base.errors import ConfigError, UserError
@@ -147,7 +147,7 @@ def fill(template: str, conditions: dict[str, object], values: dict[str, object]
 
 def _check_cluster(options: SimpleNamespace, command: list[str], checked: checking.Checked) -> None:
     """Looks at the cluster of kubectl's context and at the buckets, where gcloud can; adds what it cannot find out."""
-    buckets = google.buckets_in(command, options.bucket)
+    buckets = google_cloud.buckets_in(command, options.bucket)
     context = shell.ask(["kubectl", "config", "current-context"]) or ""
     match = re.fullmatch(r"gke_(.+?)_(.+?)_(.+)", context)
     if match is None:
@@ -157,11 +157,11 @@ def _check_cluster(options: SimpleNamespace, command: list[str], checked: checki
             )
         return
     project, location, cluster = match.groups()
-    google.warn_of_regions(buckets, google.region_of(location), checked)
+    google_cloud.warn_of_regions(buckets, google_cloud.region_of(location), checked)
     if on_host_network(options):
         _, shape = chips.check_slice(options.topology)
-        checked.unchecked += google.check_writer(
-            cluster, location, project, shape, google.written_bucket(command)
+        checked.unchecked += google_cloud.check_writer(
+            cluster, location, project, shape, google_cloud.written_bucket(command)
         )
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from launch import checking, flags, google, shell
+from launch import checking, flags, google_cloud, shell
 from vit_jax import __version__
 from vit_jax.base import shipped
 from vit_jax.base.errors import ConfigError, UserError
@@ -48,7 +48,7 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
             f"--slice={options.slice}: there are {options.slices}, which count from 0"
         )
     flags.check_bucket(options.bucket)
-    if not google.region_of(options.zone):
+    if not google_cloud.region_of(options.zone):
         raise ConfigError(
             f"--zone={options.zone}: must be a zone of Google Cloud, e.g. europe-west4-b"
         )
@@ -72,8 +72,8 @@ def start(
     if not options.dry_run:
         shell.require("gcloud")
         if ACTIONS[action]:
-            buckets = google.buckets_in(command, options.bucket)
-            google.warn_of_regions(buckets, google.region_of(options.zone), checked)
+            buckets = google_cloud.buckets_in(command, options.bucket)
+            google_cloud.warn_of_regions(buckets, google_cloud.region_of(options.zone), checked)
     checking.require_checked(checked.unchecked, options)
     slices = Slices(options, command, further)
     getattr(slices, action)()

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from launch import checking, flags, google, shell
+from launch import checking, flags, google_cloud, shell
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
 
@@ -78,9 +78,9 @@ def _check_cluster(options: SimpleNamespace, command: list[str], checked: checki
     """Looks at the node pools and the buckets, as for GKE."""
     zone = options.zone or shell.ask(["gcloud", "config", "get-value", "compute/zone"]) or ""
     project = options.project or shell.ask(["gcloud", "config", "get-value", "project"]) or ""
-    region = google.region_of(zone)
-    google.warn_of_regions(google.buckets_in(command), region, checked)
+    region = google_cloud.region_of(zone)
+    google_cloud.warn_of_regions(google_cloud.buckets_in(command), region, checked)
     _, shape = chips.check_slice(options.topology)
-    checked.unchecked += google.check_writer(
-        options.cluster, region, project, shape, google.written_bucket(command)
+    checked.unchecked += google_cloud.check_writer(
+        options.cluster, region, project, shape, google_cloud.written_bucket(command)
     )

@@ -1,5 +1,6 @@
 """What `vit_jax launch` would run for SLURM, xpk, SkyPilot, Ray and on this machine, and what it refuses."""
 
+import importlib.metadata
 import os
 import pathlib
 import shlex
@@ -39,6 +40,14 @@ def test_the_scripts_have_no_faults_that_shellcheck_knows():
     command = [shellcheck, "--external-sources", "--severity=warning", *map(str, scripts)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stdout
+
+
+def test_no_file_beside_the_scripts_hides_a_package_from_them():
+    # Python puts the folder of a script, as quickstart.py is one, before all packages.
+    names = {path.stem for path in (ROOT / "launch").glob("*.py")} - {"__init__"}
+    packages = importlib.metadata.packages_distributions()
+    assert "google" in packages and "quickstart" in names
+    assert not names & {*packages, *sys.stdlib_module_names}
 
 
 def test_a_slurm_job_gets_its_nodes_gpus_and_further_flags_of_sbatch(shown, words):
