@@ -96,7 +96,7 @@ GUEST = types.SimpleNamespace(
 def registered():
     registry.register(GUEST)
     yield
-    registry.FAMILIES.remove(GUEST)
+    registry.GUESTS.remove(GUEST)
 
 
 @pytest.fixture

@@ -402,7 +402,7 @@ def test_shared_options_hold_for_matrices_too(kit, vit):
 
 def test_every_family_has_its_matrices(kit):
     """By name and shape, of all families; none is an embedding or a classifier."""
-    for family in registry.FAMILIES:
+    for family in registry.families():
         size = 240 if "CrossViT" in family.VARIANTS[0] else 224
         config = registry.model_config(family.VARIANTS[0], image_size=size, num_classes=10)
         params = registry.abstract_weights(config)[1].params

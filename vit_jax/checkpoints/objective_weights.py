@@ -31,7 +31,8 @@ def trained_networks(
     description: dict, model_config: classifier.ClassifierConfig
 ) -> Networks | None:
     """The networks of the run that a checkpoint is of; `None` unless its model answers by what the objective owns."""
-    config = schema.typed(config_class(), schema.fill(default_config(), description["config"]))
+    filled = schema.fill(default_config(), description["config"])
+    config = schema.typed(config_class(filled), filled)
     if not objectives.find_objective(config.objective)[0].own_answers:
         return None
     how = dict(batch_size=config.batch_size, examples_per_epoch=description["training_examples"])

@@ -43,7 +43,7 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
 
 def data_of(run: reading.Run) -> Data:
     """The section `config.data` of a run, see `normalized_as`."""
-    return normalized_as(schema.typed(config_class(), run.config).data, run.directory)
+    return normalized_as(schema.typed(config_class(run.config), run.config).data, run.directory)
 
 
 def make_forward(

@@ -1,5 +1,5 @@
 """What is learned. A new objective is one module with a class like `Supervised`, added to
-`OBJECTIVES`, or registered by a recipe with `register`.
+`OBJECTIVES`, or registered by a recipe with `register`. It is imported when a config names it.
 """
 
 import dataclasses
@@ -10,23 +10,20 @@ from ml_collections import ConfigDict
 
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest, option
 from vit_jax.objectives.contract import Objective, ObjectiveContext
-from vit_jax.objectives.dino.dino import Dino
-from vit_jax.objectives.distill import Distill
-from vit_jax.objectives.mae import Mae
-from vit_jax.objectives.masked_patches import MaskedPatches
-from vit_jax.objectives.segmentation.segmentation import Segmentation
-from vit_jax.objectives.supervised import Supervised
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "supervised": Supervised,
-    "mae": Mae,
-    "masked_patches": MaskedPatches,
-    "dino": Dino,
-    "distill": Distill,
-    "segmentation": Segmentation,
-}
+OBJECTIVES: LazyTable[type[Objective]] = LazyTable(
+    {
+        "supervised": "vit_jax.objectives.supervised:Supervised",
+        "mae": "vit_jax.objectives.mae:Mae",
+        "masked_patches": "vit_jax.objectives.masked_patches:MaskedPatches",
+        "dino": "vit_jax.objectives.dino.dino:Dino",
+        "distill": "vit_jax.objectives.distill:Distill",
+        "segmentation": "vit_jax.objectives.segmentation.segmentation:Segmentation",
+    }
+)
 # What turns logits into probabilities, by the names that `probabilities` gives.
 ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
@@ -39,7 +36,7 @@ class Name:
 
 
 def register(name: str, objective: type[Objective]) -> None:
-    """Adds an objective from outside the package; before the recipe calls `default_config()`."""
+    """Adds an objective from outside the package; before the recipe names it."""
     OBJECTIVES[name] = objective
 
 

@@ -143,7 +143,8 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config is of the type {type(config).__name__}: pass that of a recipe, vit_jax.load_config('digits')"
         )
-    typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
+    config = resolving.resolve_from_checkpoint(config, workdir)
+    typed = schema.typed(config_class(config), config)
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check_augmentation(typed.augment, typed.data.channels)
     crops.check_crops(typed.data)

@@ -13,24 +13,22 @@ import jax
 import optax
 
 from vit_jax.base import patterns
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.optim import matrices
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.options import Optim
-from vit_jax.optim.preconditioners.adamuon import adamuon
-from vit_jax.optim.preconditioners.muon import muon
-from vit_jax.optim.preconditioners.normuon import normuon
-from vit_jax.optim.preconditioners.shampoo import shampoo
-from vit_jax.optim.preconditioners.soap import soap
 
 Preconditioner = Callable[[Optim, Matrices], optax.GradientTransformation]
-PRECONDITIONERS: dict[str, Preconditioner] = {
-    "muon": muon,
-    "adamuon": adamuon,
-    "normuon": normuon,
-    "shampoo": shampoo,
-    "soap": soap,
-}
+PRECONDITIONERS: LazyTable[Preconditioner] = LazyTable(
+    {
+        "muon": "vit_jax.optim.preconditioners.muon:muon",
+        "adamuon": "vit_jax.optim.preconditioners.adamuon:adamuon",
+        "normuon": "vit_jax.optim.preconditioners.normuon:normuon",
+        "shampoo": "vit_jax.optim.preconditioners.shampoo:shampoo",
+        "soap": "vit_jax.optim.preconditioners.soap:soap",
+    }
+)
 
 
 def register(name: str, make: Preconditioner) -> None:
