@@ -285,7 +285,7 @@ def test_ten_steps_are_those_of_optax(kit, vit):
     )
     params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
     trajectory, _ = kit.train(config, params, gradients)
-    found = preconditioners.matrices.find(config, params, vit[0].inputs)
+    found = matrices.find(config, params, vit[0].inputs)
 
     def numbers(tree):
         return patterns.map_named(

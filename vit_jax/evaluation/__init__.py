@@ -30,6 +30,7 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
     }
 )
 _UNPREFIXED = ("accuracy", "loss", "segmentation")
+_SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
 _LOW_IS_GOOD = ("loss", "error", "nll", "brier", "ece", "mce")
 
 
@@ -128,6 +129,12 @@ def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:
         )
     low = direction == "min" or (not direction and name.split("/")[-1] in _LOW_IS_GOOD)
     return name, -1.0 if low else 1.0
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is between 0 and 1, and written in percent."""
+    last = metric.split("/")[-1]
+    return last in _SHARES or last.endswith(("accuracy", "shot"))
 
 
 def _pair(entry) -> tuple[str, dict]:

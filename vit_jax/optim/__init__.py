@@ -18,7 +18,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.models.classifier import INPUTS
-from vit_jax.optim import multipliers, preconditioners, schedule_free, sharpness, trust
+from vit_jax.optim import multipliers, preconditioners, sharpness
 from vit_jax.optim.optimizers import OPTIMIZERS, SCALED_BY_TRUST
 from vit_jax.optim.options import Optim, keeps_average
 from vit_jax.optim.preconditioners import PRECONDITIONERS
@@ -97,6 +97,8 @@ def make(
         decays = dict.fromkeys(decays, 0.0)
     if config.name in SCALED_BY_TRUST:
         _check_inside(config)
+        from vit_jax.optim import trust
+
         inside = multipliers.weight_decays(config, shapes)
         direction = optax.chain(direction, trust.scale_by_trust_ratio(inside))
         decays = dict.fromkeys(decays, 0.0)
@@ -109,6 +111,8 @@ def make(
     hold = [_hold(frozen_layers)] if frozen_layers else []
     trained = optax.chain(*hold, trained, *hold) if hold else trained
     if config.name == "schedule_free":
+        from vit_jax.optim import schedule_free
+
         schedule_free.check(config, to_steps(config.cooldown))
         trained = schedule_free.averaged(trained, relative, config)
         trained = optax.chain(trained, *hold) if hold else trained
@@ -130,6 +134,8 @@ def update_average(config: Optim, ema: Any, params: Any, opt_state: Any, count: 
       count: updates made before it.
     """
     if config.name == "schedule_free":
+        from vit_jax.optim import schedule_free
+
         return schedule_free.mean(config, params, opt_state)
     return ema_update(ema, params, config.ema, count)
 

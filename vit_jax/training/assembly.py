@@ -8,7 +8,7 @@ tests all start here.
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -25,17 +25,20 @@ from vit_jax.data.augmentation import augment, permute
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.devices import meshes
-from vit_jax.interchange import formats, resolving
+from vit_jax.interchange import resolving
 from vit_jax.models import classifier, registry
 from vit_jax.models.lora import Adapters
 from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
-from vit_jax.optim import matrices, preconditioners, sharpness
+from vit_jax.optim import sharpness
+from vit_jax.optim.options import is_of_matrices
 from vit_jax.training import guards
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
-from vit_jax.training.upkeep import curves
 from vit_jax.training.zero import placement
+
+if TYPE_CHECKING:
+    from vit_jax.optim.matrices import Matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +89,12 @@ class Assembly(Outline):
     init: Callable
     train_step: Callable
 
-    def matrices(self) -> matrices.Matrices | None:
+    def matrices(self) -> "Matrices | None":
         """The parameters that the optimizer treats as matrices; `None` if it is not one of matrices."""
-        if self.config.optim.name not in preconditioners.PRECONDITIONERS:
+        if not is_of_matrices(self.config.optim.name):
             return None
+        from vit_jax.optim import matrices
+
         params, _ = jax.eval_shape(self.networks.init, jax.random.key(0))
         return matrices.find(self.config.optim, params, self.model_config.inputs)
 
@@ -171,7 +176,11 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
         )
-    curve = curves.absolute_name(typed.reference.curve)
+    curve = typed.reference.curve
+    if curve:
+        from vit_jax.training.upkeep import curves
+
+        curve = curves.absolute_name(curve)
     return dataclasses.replace(
         typed,
         data=sources.with_absolute_paths(typed.data),
@@ -334,6 +343,8 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     source = networks.objective.teacher()
     if not isinstance(source, FromCheckpoint):
         return None
+    from vit_jax.interchange import formats
+
     try:
         checkpoint = formats.read_checkpoint(source.path)
     except CheckpointError as error:
@@ -360,6 +371,8 @@ def _check_anchor(networks: Networks, config: Config) -> None:
     anchor = networks.objective.anchor()
     if anchor is None or not anchor.path:
         return
+    from vit_jax.interchange import formats
+
     if networks.adapters:
         raise ConfigError(
             f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "

@@ -16,18 +16,18 @@ from vit_jax import evaluation
 from vit_jax.base import logs
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
-from vit_jax.checkpoints import saving, storage, tiers
+from vit_jax.checkpoints import saving, storage
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import EvaluatedModel
-from vit_jax.training import preflight, pseudo_labels
+from vit_jax.training import preflight
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh, resolve
 from vit_jax.training.guards import check_batch, check_classes, make_deterministic, make_workdir
 from vit_jax.training.starting import Start
 from vit_jax.training.step import StepPrograms
-from vit_jax.training.upkeep import announce, health, reference
+from vit_jax.training.upkeep import announce, health
 from vit_jax.training.upkeep.audit import CordonHost, WrongState
 from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.upkeep.clock import Clock
@@ -95,6 +95,8 @@ def train(
     mesh = make_mesh(config)
     check_batch(config, mesh)
     if config.pseudo.teacher:
+        from vit_jax.training import pseudo_labels
+
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
         suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
@@ -137,11 +139,19 @@ class _Run:
         kept, wait = config.checkpoint, config.hosts.wait_minutes
         # A resumed run does not log again what came before its checkpoint.
         self.checkpoints = saving.Checkpoints(workdir, kept, wait, lambda: self.writers.sync())
-        self.tier = tiers.LocalTier(kept.local, workdir, like.parts(), wait) if kept.local else None
+        self.tier = None
+        if kept.local:
+            from vit_jax.checkpoints.tiers import LocalTier
+
+            self.tier = LocalTier(kept.local, workdir, like.parts(), wait)
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
-        self.reference = reference.make_reference(assembly, source, suite)
+        self.reference = None
+        if config.reference.curve:
+            from vit_jax.training.upkeep.reference import make_reference
+
+            self.reference = make_reference(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = StepPrograms(assembly.train_step, like, mesh, config.audit.checker_every)
         self.gather = states.make_gather(like)

@@ -17,11 +17,8 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation.color import change_colors, color_jitter
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.data.augmentation.permute import permuted
-from vit_jax.data.augmentation.randaugment import randaugment
-from vit_jax.data.augmentation.three_augment import three_augment
-from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
 from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
@@ -30,6 +27,17 @@ if TYPE_CHECKING:
     from vit_jax.models.preprocessing import Preprocessing
 
 ERASING_ATTEMPTS = 10
+# Of the changes below, those that have files of their own.
+CHANGES = LazyTable(
+    {
+        "randaugment": "vit_jax.data.augmentation.randaugment:randaugment",
+        "timm_randaugment": "vit_jax.data.augmentation.timm_augment:timm_randaugment",
+        "autoaugment": "vit_jax.data.augmentation.timm_augment:autoaugment",
+        "three_augment": "vit_jax.data.augmentation.three_augment:three_augment",
+        "color_jitter": "vit_jax.data.augmentation.color:color_jitter",
+        "change_colors": "vit_jax.data.augmentation.color:change_colors",
+    }
+)
 
 
 def check_augmentation(config: Augment, channels: int) -> None:
@@ -142,9 +150,9 @@ def augment(
     if config.randaugment_layers:
         strength = config.randaugment_layers, config.randaugment_magnitude
         if config.randaugment_kind == "tensorflow":
-            images = randaugment(images, randaugment_key, *strength)
+            images = CHANGES["randaugment"](images, randaugment_key, *strength)
         else:
-            images = timm_randaugment(
+            images = CHANGES["timm_randaugment"](
                 images,
                 randaugment_key,
                 *strength,
@@ -153,12 +161,15 @@ def augment(
                 fill=fill,
             )
     if config.autoaugment:
-        images = autoaugment(images, jax.random.fold_in(randaugment_key, 1), fill=fill)
+        key = jax.random.fold_in(randaugment_key, 1)
+        images = CHANGES["autoaugment"](images, key, fill=fill)
     if config.three_augment:
-        images = three_augment(images, jax.random.fold_in(randaugment_key, 2))
+        images = CHANGES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
     if config.color_jitter:
-        images = color_jitter(images, jitter_key, config.color_jitter)
-    images = change_colors(images, jax.random.fold_in(jitter_key, 1), config)
+        images = CHANGES["color_jitter"](images, jitter_key, config.color_jitter)
+    if config.jitter or config.grey or config.blur or config.solarize:
+        key = jax.random.fold_in(jitter_key, 1)
+        images = CHANGES["change_colors"](images, key, config)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
         images = erase(

@@ -7,19 +7,20 @@ a line in the table below.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
 
 from vit_jax.base import patterns
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.optim import matrices
-from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.options import Optim
 
-Preconditioner = Callable[[Optim, Matrices], optax.GradientTransformation]
+if TYPE_CHECKING:
+    from vit_jax.optim.matrices import Matrices
+
+Preconditioner = Callable[[Optim, "Matrices"], optax.GradientTransformation]
 PRECONDITIONERS: LazyTable[Preconditioner] = LazyTable(
     {
         "muon": "vit_jax.optim.preconditioners.muon:muon",
@@ -36,7 +37,7 @@ def register(name: str, make: Preconditioner) -> None:
     PRECONDITIONERS[name] = make
 
 
-def summarize(found: Matrices, config: Optim) -> str:
+def summarize(found: "Matrices", config: Optim) -> str:
     """Who takes what, in words."""
     counts = {
         shape: sum(found.count(name) for name in names) for shape, names in found.stacks().items()
@@ -50,6 +51,8 @@ def make(config: Optim, params: Any, inputs: Sequence[str]) -> optax.GradientTra
     """The direction of all parameters: that of a preconditioner for matrices, and of
     `config.optim.others` for the rest; arguments as of `matrices.find`.
     """
+    from vit_jax.optim import matrices
+
     found = matrices.find(config, params, inputs)
 
     def is_matrix(tree):
