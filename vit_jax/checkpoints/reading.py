@@ -21,7 +21,7 @@ from vit_jax import objectives
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import descriptions, fingerprints, lora, storage
-from vit_jax.checkpoints.objective_weights import Own, abstract_own, trained_networks
+from vit_jax.checkpoints.objective_weights import Own, abstract_own, own_parts, trained_networks
 from vit_jax.compute import digests
 from vit_jax.config import default_config
 from vit_jax.devices import meshes, processes
@@ -240,14 +240,14 @@ def _load_own(
     sharding: jax.sharding.Sharding,
 ) -> Own | None:
     """What the objective of a run owns; `None` unless its model answers by that."""
-    networks = trained_networks(description, model_config)
-    if networks is None:
+    objective = schema.fill(default_config(), description["config"]).objective
+    if not objectives.find_objective(objective)[0].own_answers:
         return None
+    networks = trained_networks(description, model_config)
     parts = abstract_own(networks, description)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
-    wanted = {name: part for name, part in like.items() if part}
-    found = read_parts(directory, wanted, description)
-    return Own(networks, Weights(*(found.get(name, {}) for name in parts)))
+    read = read_parts(directory, like, description)
+    return Own(networks, Weights(*(read.get(name, {}) for name in own_parts(description))))
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
