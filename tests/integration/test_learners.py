@@ -37,7 +37,7 @@ class Agree(Objective):
     Options = Options
     needs_labels = False
 
-    def own(self, rngs):
+    def own_modules(self, rngs):
         head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
         return head

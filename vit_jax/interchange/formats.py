@@ -28,6 +28,7 @@ from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.regular import check_regular
 from vit_jax.models import classifier, naming, registry
 from vit_jax.models.preprocessing import Preprocessing
+from vit_jax.objectives.contract import SavedObjective
 
 # Asked in this order.
 FORMATS = {
@@ -92,13 +93,14 @@ class LoadedCheckpoint:
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
-      extras: tensors of the file that are no part of the model, by their names; of a run what MAE
-        owns. Decoders among them are handed on, see `interchange.conversions.mae`.
+      extras: tensors of the file that are no part of the model, by their names. What an objective owns among them
+        is handed on, see `interchange.saved_objectives`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
       called: what a run calls its model.
       assumed: what no file contains, so that usual values were taken: options of the model, and
         'preprocessing' where it is that of the format's code.
       adapters: of a run that trained adapters these, which `params` contain already.
+      objective: of a run, what its objective owns, if it owns something.
     """
 
     model_config: classifier.ClassifierConfig
@@ -111,6 +113,7 @@ class LoadedCheckpoint:
     called: str = ""
     assumed: tuple[str, ...] = ()
     adapters: Unmerged | None = None
+    objective: SavedObjective | None = None
 
 
 # What comes of a description whose values have other types than any code wrote.

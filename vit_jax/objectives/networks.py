@@ -151,7 +151,7 @@ class Networks:
         if self.adapters:
             new = self.adapters.init(params, jax.random.fold_in(key, 2))
             params = self.adapters.split(params)[1] | {ADAPTERS: new}
-        own = self.objective.own(nnx.Rngs(jax.random.fold_in(key, 1)))
+        own = self.objective.own_modules(nnx.Rngs(jax.random.fold_in(key, 1)))
         if own is not None:
             weights = registry.split(own)[1]
             params, variables = params | {OWN: weights.params}, variables | {OWN: weights.variables}
@@ -159,7 +159,7 @@ class Networks:
 
     def abstract_own(self) -> Weights:
         """Shapes and dtypes of what the objective owns; empty if it owns nothing."""
-        own = nnx.eval_shape(lambda: self.objective.own(nnx.Rngs(0)))
+        own = nnx.eval_shape(lambda: self.objective.own_modules(nnx.Rngs(0)))
         return Weights({}, {}) if own is None else registry.split(own)[1]
 
     def base(self) -> dict | None:
@@ -174,7 +174,7 @@ class Networks:
         *,
         step: jax.Array,
         average: tuple[dict, dict] | None = None,
-        fixed: Weights | None = None,
+        frozen_teacher: Weights | None = None,
         anchor: dict | None = None,
     ) -> Learner:
         """The networks with their arrays.
@@ -183,7 +183,7 @@ class Networks:
           params, variables: see `init`; with the whole model.
           step: updates made so far.
           average: the same two of a teacher that follows the student.
-          fixed: of the fixed teacher.
+          frozen_teacher: of the fixed teacher.
           anchor: parameters of the model's anchor.
         """
         definition = registry.abstract(self.model_config)[0]
@@ -191,13 +191,13 @@ class Networks:
         own = None
         if OWN in params:
             definition, _ = registry.split(
-                nnx.eval_shape(lambda: self.objective.own(nnx.Rngs(0)))  # of what init made
+                nnx.eval_shape(lambda: self.objective.own_modules(nnx.Rngs(0)))  # of what init made
             )
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None
-        if fixed is not None:
+        if frozen_teacher is not None:
             definition = registry.abstract(self.teacher.config)[0]
-            teacher = Teacher(nnx.merge(definition, *fixed), **self.teacher.describe)
+            teacher = Teacher(nnx.merge(definition, *frozen_teacher), **self.teacher.describe)
         elif average is not None:
             teacher = self.learner(*average, step=step)
         earlier = None

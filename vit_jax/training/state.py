@@ -30,7 +30,7 @@ class TrainState:
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
         parameters of the model's `anchor`, see `objectives.contract.Anchor`.
       teacher: parameters of a teacher that follows the student, or `None`.
-      fixed: a fixed teacher, or `None`; it is not saved.
+      frozen_teacher: the weights of a fixed teacher, or `None`; it is not saved.
       base: the frozen parameters below adapters, or `None`; it is not saved.
     """
 
@@ -41,7 +41,7 @@ class TrainState:
     health: Health
     variables: dict = flax.struct.field(default_factory=dict)
     teacher: dict | None = None
-    fixed: Weights | None = None
+    frozen_teacher: Weights | None = None
     base: dict | None = None
 
     def kept(self) -> list[str]:
@@ -88,7 +88,7 @@ class TrainState:
             variables,
             step=self.step,
             average=teacher,
-            fixed=self.fixed,
+            frozen_teacher=self.frozen_teacher,
             anchor=None if anchor is None else lora.whole(self.base, anchor),
         )
 
@@ -150,7 +150,7 @@ def initializer(
             health=healthy(params),
             variables=variables,
             teacher=teacher,
-            fixed=_zeros(
+            frozen_teacher=_zeros(
                 networks.teacher and registry.abstract_weights(networks.teacher.config)[1]
             ),
             base=_zeros(networks.base()),
