@@ -153,7 +153,7 @@ def test_a_flat_folder_without_labels_is_learned_from_and_then_fine_tuned(tiny_c
     assert 0 <= learned["accuracy"] <= 1
     tuned = tiny_config(init_from=str(tmp_path / "run"), duration="1 steps")
     vit_jax.train(tuned, tmp_path / "tuned")
-    before, after = (reading.load_weights(tmp_path / run).params for run in ("run", "tuned"))
+    before, after = (reading.read_weights(tmp_path / run).params for run in ("run", "tuned"))
     assert "head" not in before and "objective" not in after
     # The rate is 0 at the first of warm-up's steps.
     np.testing.assert_array_equal(before["position"], after["position"])

@@ -26,7 +26,7 @@ from vit_jax.training.starting import own_weights, start_from
 def of_file(path, objective, **hints):
     """The decoder that a file holds, read with the number of heads that it does not tell."""
     checkpoint = formats.read_checkpoint(path, hints=hints)
-    found = saved_objectives.find(checkpoint, Mae, {"heads": objective.options.heads})
+    found = saved_objectives.find_saved(checkpoint, Mae, {"heads": objective.options.heads})
     return found and found.read().params
 
 
@@ -53,7 +53,7 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     other, _ = made("ViT-mu/16", decoder=sizes | {"depth": 1}, **encoder)
     new = registry.split(other.own_modules(nnx.Rngs(0)))[1].params
     checkpoint = formats.read_checkpoint(path, hints=vars(config))
-    saved = saved_objectives.find(checkpoint, Mae, {"heads": 4})
+    saved = saved_objectives.find_saved(checkpoint, Mae, {"heads": 4})
     taken, reset = other.own_from(saved, registry.Weights(new, {}))
     assert not taken and {*reset} == {*patterns.names(new)}
     assert "the decoder has another size" in reset["embed/kernel"]
@@ -140,7 +140,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     # The average is what is evaluated, and what others get.
     expected = parts["ema"] | {"position": parts["ema_variables"]["position"]}
     jax.tree.map(np.testing.assert_array_equal, checkpoint.params, expected)
-    found = saved_objectives.find(checkpoint)
+    found = saved_objectives.find_saved(checkpoint)
     options = assembly.networks.objective.options
     stated = MaeOptions(**found.options)
     if to == "authors":
@@ -153,7 +153,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     loading.convert(path, again, other)
     jax.tree.map(
         np.testing.assert_array_equal,
-        saved_objectives.find(formats.read_checkpoint(again)).read().params,
+        saved_objectives.find_saved(formats.read_checkpoint(again)).read().params,
         found.read().params,
     )
     new = registry.Weights(jax.tree.map(jnp.zeros_like, parts["params_objective"]), {})
@@ -203,4 +203,7 @@ def test_an_encoder_that_the_authors_code_has_not_is_not_written_for_it(run, tmp
             formats.write_checkpoint(other, tmp_path / "out", "authors")
     # timm has encoders alone.
     loading.convert(workdir, tmp_path / "encoder.safetensors", "timm")
-    assert saved_objectives.find(formats.read_checkpoint(tmp_path / "encoder.safetensors")) is None
+    assert (
+        saved_objectives.find_saved(formats.read_checkpoint(tmp_path / "encoder.safetensors"))
+        is None
+    )

@@ -65,7 +65,10 @@ def assembled(case, **changes):
     recipe, fields, classes = CASES[case]
     config = load_config(recipe)
     config.update_from_flattened_dict(
-        SMALL | fields | {name.replace("__", "."): value for name, value in changes.items()}
+        SMALL
+        | {"init_from": ""}
+        | fields
+        | {name.replace("__", "."): value for name, value in changes.items()}
     )
     return assemble(resolve(config), num_classes=classes, examples_per_epoch=64)
 

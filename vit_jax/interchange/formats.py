@@ -14,7 +14,7 @@ are which parameters.
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -81,6 +81,13 @@ class Unmerged:
     base: str
 
 
+class SavedRun(NamedTuple):
+    """Which checkpoint of a run it is, and what that says of itself."""
+
+    folder: epath.Path
+    description: dict
+
+
 @dataclasses.dataclass
 class LoadedCheckpoint:
     """A checkpoint of any format.
@@ -101,6 +108,8 @@ class LoadedCheckpoint:
         'preprocessing' where it is that of the format's code.
       adapters: of a run that trained adapters these, which `params` contain already.
       objective: of a run, what its objective owns, if it owns something.
+      run: the run's checkpoint, of ours.
+      source: what it was read from.
     """
 
     model_config: classifier.ClassifierConfig
@@ -114,6 +123,8 @@ class LoadedCheckpoint:
     assumed: tuple[str, ...] = ()
     adapters: Unmerged | None = None
     objective: SavedObjective | None = None
+    run: SavedRun | None = None
+    source: str = ""
 
 
 # What comes of a description whose values have other types than any code wrote.
@@ -161,7 +172,9 @@ def read_checkpoint(
     found = _open(path)
     request = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
     try:
-        return module(_detect(found)).read(found, request)
+        checkpoint = module(_detect(found)).read(found, request)
+        checkpoint.source = str(path)
+        return checkpoint
     except UserError:
         checkpoint_file.forget()  # what was refused may be mended in place
         raise

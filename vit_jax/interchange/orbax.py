@@ -25,6 +25,7 @@ from vit_jax.interchange.formats import (
     LoadedCheckpoint,
     Preprocessing,
     ReadOptions,
+    SavedRun,
     Unmerged,
     configure,
 )
@@ -61,7 +62,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     def arrays(part: str, tree: dict) -> dict:
         def lazy(name: str, leaf) -> LazyArray:
             def read() -> np.ndarray:
-                return reading.load_array(folder, part, tree, name)
+                return reading.read_array(folder, part, tree, name)
 
             array = LazyArray(leaf.shape, np.dtype(leaf.dtype), read)
             return (
@@ -98,6 +99,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         tensors_by_name.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
         description.get(LAYOUT, {}),
         variables,
+        run=SavedRun(folder, description),
         called=filled.model.name,
         assumed=tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
         adapters=unmerged,
@@ -137,7 +139,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     check_unused(path)
-    if saved := saved_objectives.find(checkpoint):
+    if saved := saved_objectives.find_saved(checkpoint):
         logging.warning(
             "%s: what the objective %s owns is not written, since a checkpoint of ours has it in a run's training "
             "state only: only the model is; to keep it, train from the source with --config.init_from",

@@ -14,7 +14,7 @@ from typing import Any
 from absl import logging
 
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.interchange import formats, model_card, saved_objectives
 from vit_jax.interchange.checkpoint_file import CONFIG
 
@@ -26,7 +26,7 @@ _LOGIN = "log in with 'hf auth login', or set HF_TOKEN"
 
 
 def push(
-    run: reading.Run,
+    run: TrainedModel,
     checkpoint: formats.LoadedCheckpoint,
     repository: str,
     *,

@@ -19,7 +19,7 @@ from vit_jax.interchange.formats import LoadedCheckpoint
 from vit_jax.objectives.contract import Objective, SavedObjective
 
 
-def find(
+def find_saved(
     checkpoint: LoadedCheckpoint,
     kind: type[Objective] | None = None,
     hints: Mapping[str, Any] | None = None,
@@ -48,7 +48,7 @@ def beside(checkpoint: LoadedCheckpoint, format: str, path: epath.PathLike) -> B
     Raises:
       CheckpointError: the other code would compute the model with other numbers.
     """
-    saved = find(checkpoint)
+    saved = find_saved(checkpoint)
     conversion = saved and objective_conversions(saved.kind).get(format)
     if not conversion:
         return NOTHING

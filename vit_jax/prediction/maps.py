@@ -20,7 +20,7 @@ from PIL import Image
 
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.decoding.decode import decode
 from vit_jax.data.labels import segments
 from vit_jax.data.record import BadImage
@@ -88,7 +88,7 @@ class Segmenter:
       things: of each class, whether single ones are found; () for a model that finds none.
     """
 
-    def __init__(self, run: reading.Run, windows: str | None = None):
+    def __init__(self, run: TrainedModel, windows: str | None = None):
         """
         Args:
           run: from `loading.load_run`.

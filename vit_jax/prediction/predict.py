@@ -20,7 +20,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
@@ -53,7 +53,7 @@ class Prediction:
 
 
 def predict(
-    run: reading.Run,
+    run: TrainedModel,
     files: Iterable[Named],
     *,
     topk: int,
@@ -65,7 +65,7 @@ def predict(
     place.
 
     Args:
-      run: from `reading.load_run`.
+      run: from `loading.load_run`.
       files: images, see `images.find_images`.
       topk: how many classes of each.
       batch_size: images at a time.
@@ -123,7 +123,7 @@ def padded(
     return batch, np.arange(rows) < len(good)
 
 
-def check_head(run: reading.Run) -> None:
+def check_head(run: TrainedModel) -> None:
     """Raises `ConfigError` for a model without a head."""
     if run.own is not None:
         raise ConfigError(
@@ -136,7 +136,7 @@ def check_head(run: reading.Run) -> None:
         )
 
 
-def make_best(run: reading.Run) -> Compiled:
+def make_best(run: TrainedModel) -> Compiled:
     """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
     each.
     """
@@ -154,7 +154,7 @@ def make_best(run: reading.Run) -> Compiled:
 
 
 def _make_early_classifier(
-    run: reading.Run, data: Data, topk: int, batch_size: int, thresholds: Sequence[float]
+    run: TrainedModel, data: Data, topk: int, batch_size: int, thresholds: Sequence[float]
 ) -> Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """From batches of images (B, H, W, C), and which rows are images, to what `make_best` gives, batch by batch;
     images leave at exits.

@@ -127,8 +127,11 @@ class Start:
         teacher = self.assembly.networks.teacher
         if teacher is None:
             return state
-        weights = loading.weights_from(
-            teacher.path, self.like.frozen_teacher, teacher.config, where="config.objective.teacher"
+        weights = loading.fit_weights(
+            formats.read_checkpoint(teacher.path, hints=vars(teacher.config)),
+            self.like.frozen_teacher,
+            teacher.config,
+            where="config.objective.teacher",
         )
         saved = self.saved.get("teacher")
         if saved and not fingerprints.is_digest_of(saved, weights):
@@ -157,10 +160,13 @@ def check_same_run(config: Config, saved: dict, description: dict) -> None:
 def check_fits(assembly: Assembly) -> None:
     """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
     like = registry.abstract_weights(assembly.model_config)[1]
-    loading.check_weights(
-        assembly.config.init_from, like, assembly.model_config, **_init_options(assembly)
-    )
+    loading.check_fit(_read(assembly), like, assembly.model_config, **_init_options(assembly))
     _own_reset(assembly, assembly.networks.abstract_own())
+
+
+def _read(assembly: Assembly) -> formats.LoadedCheckpoint:
+    """The checkpoint of `config.init_from`, its arrays unread."""
+    return formats.read_checkpoint(assembly.config.init_from, hints=vars(assembly.model_config))
 
 
 def _init_options(assembly: Assembly) -> dict:
@@ -225,7 +231,8 @@ def _with_anchor(assembly: Assembly, state: TrainState) -> TrainState:
     if anchor.path:
         like = Weights(params, state.variables.get("model", {}))
         how = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
-        params = loading.weights_from(anchor.path, like, assembly.model_config, **how).params
+        checkpoint = formats.read_checkpoint(anchor.path, hints=vars(assembly.model_config))
+        params = loading.fit_weights(checkpoint, like, assembly.model_config, **how).params
     # Copies: the parameters' own buffers are donated to the step.
     earlier = states.copied(params, state.variables[states.ANCHOR])
     return state.replace(variables=state.variables | {states.ANCHOR: earlier})
@@ -236,8 +243,8 @@ def _weights(assembly: Assembly, state: TrainState) -> Weights:
     is the state's.
     """
     of_model = {n: tree for n, tree in state.params.items() if n not in (OWN, ADAPTERS)}
-    return loading.weights_from(
-        assembly.config.init_from,
+    return loading.fit_weights(
+        _read(assembly),
         Weights(patterns.union(state.base or {}, of_model), state.variables.get("model", {})),
         assembly.model_config,
         **_init_options(assembly),
@@ -258,8 +265,7 @@ def own_weights(assembly: Assembly, new: Weights) -> Weights:
       new: newly initialised.
     """
     config, objective = assembly.config, assembly.networks.objective
-    checkpoint = formats.read_checkpoint(config.init_from, hints=vars(assembly.model_config))
-    saved = saved_objectives.find(checkpoint, type(objective), vars(objective.options))
+    saved = saved_objectives.find_saved(_read(assembly), type(objective), vars(objective.options))
     arrays = patterns.union(*new)
     if saved is None:
         taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
