@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import vit_jax
 from vit_jax import objectives
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
@@ -30,6 +31,7 @@ CASES = {
     }, 0),
     "segmentation": ("configs/segmentation.py:smoke", {
         "model.depth": 2, "objective.queries": 4, "objective.blocks": 1, "objective.segments": 4,
+        "data.mean": (0.5,) * 3, "data.std": (0.5,) * 3, "data.interpolation": "bilinear",
     }, 3),
     "guest": ("configs/digits.py", {
         "objective.name": "guest", "augment.mixup": 0.0, "model.pool": "token",
@@ -61,16 +63,17 @@ def guest():
     del objectives.OBJECTIVES["guest"]
 
 
-def assembled(case, **changes):
-    recipe, fields, classes = CASES[case]
+def config_of(case, **changes):
+    recipe, fields, _ = CASES[case]
     config = load_config(recipe)
-    config.update_from_flattened_dict(
-        SMALL
-        | {"init_from": ""}
-        | fields
-        | {name.replace("__", "."): value for name, value in changes.items()}
-    )
-    return assemble(resolve(config), num_classes=classes, examples_per_epoch=64)
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    config.update_from_flattened_dict(SMALL | {"init_from": ""} | fields | changes)
+    return config
+
+
+def assembled(case, **changes):
+    config = resolve(config_of(case, **changes))
+    return assemble(config, num_classes=CASES[case][2], examples_per_epoch=64)
 
 
 def saved(case, workdir):
@@ -153,6 +156,13 @@ def test_init_reset_names_what_an_objective_owns(dino, caplog):
     assert "centre re-initialised (config.init_reset)" in caplog.text
     with pytest.raises(ConfigError, match="init_reset.*objective/nothing"):
         started("dino", workdir, init_reset=("objective/nothing",))
+
+
+def test_a_pattern_that_selects_nothing_is_refused_before_there_is_a_workdir(dino, tmp_path):
+    config = config_of("dino", init_from=str(dino[0]), init_reset=("nothing/.*",))
+    with pytest.raises(ConfigError, match="config.init_reset: the pattern 'nothing/.*' matches no"):
+        vit_jax.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_arrays_of_one_layer_are_taken_or_re_initialised_together():
