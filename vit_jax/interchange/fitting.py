@@ -91,8 +91,7 @@ def model_patterns(
     of_model = tuple(pattern for pattern in reset if pattern not in own)
     if config.num_classes:
         return of_model
-    heads = classifier.without_exits([classifier.HEADS])
-    return tuple(p for p in of_model if classifier.without_exits([p]) != heads) or None
+    return tuple(classifier.besides_heads(of_model)) or None
 
 
 def match(

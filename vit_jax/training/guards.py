@@ -91,12 +91,7 @@ def _same_patterns(before: list, now: list) -> bool:
 
 def _same_without_head(before: list, now: list) -> bool:
     """Whether patterns reset the same of a model that has no head: a pattern of heads selects nothing of it."""
-    heads = classifier.without_exits([classifier.HEADS])
-    of_model = [
-        [pattern for pattern in classifier.without_exits(patterns) if pattern not in heads]
-        for patterns in (before, now)
-    ]
-    return of_model[0] == of_model[1]
+    return _same_patterns(*map(classifier.besides_heads, (before, now)))
 
 
 def _part(description: dict, key: str):
