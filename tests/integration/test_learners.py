@@ -127,7 +127,7 @@ def test_a_fixed_teacher_is_read_again_and_not_saved(tiny_config, tmp_path):
     result = vit_jax.train(config, tmp_path / "run")
     assert result["step"] == 12
     saved = reading.find_checkpoint(tmp_path / "run") / "state"
-    assert "fixed" not in (saved / "_METADATA").read_text()
+    assert "frozen_teacher" not in (saved / "_METADATA").read_text()
     assert vit_jax.train(config, tmp_path / "run")["accuracy"] == result["accuracy"]
     # Another teacher in the same place is another run.
     vit_jax.train(tiny_config(duration="4 steps"), tmp_path / "other")

@@ -14,8 +14,13 @@ from vit_jax import objectives
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import descriptions, saving
+from vit_jax.interchange import formats, saved_objectives
+from vit_jax.interchange.conversions import translation
+from vit_jax.interchange.conversions.contract import Beside, ObjectiveConversion
+from vit_jax.interchange.conversions.rules import Rule, transposed
+from vit_jax.models import registry
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Objective
+from vit_jax.objectives.contract import Objective, SavedObjective
 from vit_jax.objectives.networks import OWN
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
@@ -169,7 +174,7 @@ def test_arrays_of_one_layer_are_taken_or_re_initialised_together():
     objective = assembled("guest").networks.objective
     like = Weights({"head": {"kernel": np.zeros((4, 3)), "bias": np.zeros(3)}}, {})
     old = Weights({"head": {"kernel": np.ones((5, 3)), "bias": np.ones(3)}}, {})
-    held = objectives.contract.SavedObjective(Guest, {}, lambda: old)
+    held = SavedObjective(Guest, {}, lambda: old)
     taken, reset = objective.own_from(held, like)
     assert not taken
     assert reset["head/bias"] == "with head/kernel"
@@ -181,3 +186,46 @@ def test_a_guest_with_the_method_s_old_name_is_refused_with_the_new_one():
         class Old(Objective):
             def own(self, rngs):
                 return None
+
+
+class Projected(ObjectiveConversion):
+    """The guest's layer as other code has it, in a file with timm's names of the model."""
+
+    rules = (
+        Rule("kernel", "projector.weight", transposed(1, 0)),
+        Rule("bias", "projector.bias"),
+    )
+
+    def find(self, config, tensors, layout, hints):
+        if "projector.weight" not in tensors:
+            return None
+        like = {"kernel": np.zeros((config.width, 8), np.float32), "bias": np.zeros(8, np.float32)}
+        params = translation.to_ours(list(self.rules), dict(tensors), like, source="a file")
+        return SavedObjective(Converted, {}, lambda: Weights(params, {}))
+
+    def beside(self, config, saved):
+        return Beside(self.rules, saved.read().params, model_format="timm")
+
+
+class Converted(Guest):
+    """Other code has this objective too."""
+
+    @classmethod
+    def conversions(cls):
+        return {"authors": Projected()}
+
+
+def test_a_guest_brings_its_weights_home_from_files_of_others(tmp_path):
+    config = registry.model_config("ViT-mu/8", image_size=16, num_classes=0, pool="token")
+    params, file = registry.initialize(config, jax.random.key(0)), tmp_path / "a.safetensors"
+    own = {
+        "kernel": np.random.rand(config.width, 8).astype(np.float32),
+        "bias": np.arange(8.0, dtype=np.float32),
+    }
+    held = SavedObjective(Converted, {}, lambda: Weights(own, {}))
+    checkpoint = formats.LoadedCheckpoint(config, params.params, objective=held)
+    formats.write_checkpoint(checkpoint, file, "authors")
+    again = formats.read_checkpoint(file, hints=vars(config))
+    found = saved_objectives.find_saved(again, Converted)
+    jax.tree.map(np.testing.assert_array_equal, found.read().params, own)
+    assert saved_objectives.find_saved(again, Guest) is None
