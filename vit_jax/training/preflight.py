@@ -13,7 +13,6 @@ from vit_jax.devices import local, processes
 from vit_jax.evaluation import Suite
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
-from vit_jax.training import starting
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher
 
@@ -59,7 +58,9 @@ def check_run(
         _check_profile(config, assembly.total_steps)
         _check_effects(assembly)
         if config.init_from:
-            starting.check_fits(assembly)
+            from vit_jax.training.initial_weights import check_fits
+
+            check_fits(assembly)
     if suite is not None:
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
