@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from vit_jax import objectives
 from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
-from vit_jax.base.sections import NamedSection
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import classifier
 from vit_jax.models import registry as models
@@ -373,35 +372,6 @@ class Config:
     reference: Reference = section(Reference, may_change=True)
 
 
-class Model(NamedSection):
-    """`config.model`: the options of the family that it names, of no family those that all have."""
-
-    TITLE, NAME = "Model", models.Name
-
-    @classmethod
-    def class_named(cls, name: str) -> type:
-        family = models.find_family(name)
-        return family.Config if family else classifier.ClassifierConfig
-
-    @classmethod
-    def classes(cls) -> tuple[type, ...]:
-        return tuple(models.config_classes())
-
-
-class Objective(NamedSection):
-    """`config.objective`: the options of the objective that it names."""
-
-    TITLE, NAME = "Objective", objectives.Name
-
-    @classmethod
-    def class_named(cls, name: str) -> type | None:
-        return objectives.OBJECTIVES[name].Options if name in objectives.OBJECTIVES else None
-
-    @classmethod
-    def classes(cls) -> tuple[type, ...]:
-        return tuple(objectives.option_classes())
-
-
 def config_class(config: Mapping | None = None) -> type[Config]:
     """`Config` with the options of the model and the objective that a config names, and of others only if one of
     those is set; without a config, with those of every registered family and objective.
@@ -410,17 +380,17 @@ def config_class(config: Mapping | None = None) -> type[Config]:
       config: of this version or an earlier one, as a `ConfigDict` or as JSON has it.
     """
     if config is None:
-        return _joined(Model.everything(), Objective.everything())
+        return _joined(models.Section.everything(), objectives.Section.everything())
     sections = [config.get(name) for name in ("model", "objective")]
     model, objective = (one if isinstance(one, ConfigDict | dict) else {} for one in sections)
-    return _joined(Model.declared(model), Objective.declared(objective))
+    return _joined(models.Section.declared(model), objectives.Section.declared(objective))
 
 
 @functools.cache
 def _joined(model: type, objective: type) -> type[Config]:
     fields = [
-        ("model", model, section(model, kind=Model)),
-        ("objective", objective, section(objective, kind=Objective)),
+        ("model", model, section(model, kind=models.Section)),
+        ("objective", objective, section(objective, kind=objectives.Section)),
     ]
     return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)
 

@@ -19,9 +19,9 @@ from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.sections import NamedSection
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
-from vit_jax.models import published
 from vit_jax.models.classifier import ClassifierConfig
 
 # A module, or a class, with what is listed above.
@@ -52,6 +52,21 @@ class Name:
     """Which model it is; its other options default to what the name says."""
 
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
+
+
+class Section(NamedSection):
+    """`config.model`: the options of the family that it names, of no family those that all have."""
+
+    TITLE, NAME = "Model", Name
+
+    @classmethod
+    def class_named(cls, name: str) -> type:
+        family = find_family(name)
+        return family.Config if family else ClassifierConfig
+
+    @classmethod
+    def classes(cls) -> tuple[type, ...]:
+        return tuple(config_classes())
 
 
 def register(family: Family) -> None:
@@ -126,6 +141,8 @@ def family_named(name: str) -> Family:
 
 def _published_hint(name: str) -> str:
     """What to do with a name of timm's; '' for any other."""
+    from vit_jax.models import published
+
     architecture, tag = published.named_in([name])
     if not architecture:
         return ""

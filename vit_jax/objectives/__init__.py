@@ -12,6 +12,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.sections import NamedSection
 from vit_jax.objectives.contract import Objective, ObjectiveContext
 
 OBJECTIVES: LazyTable[type[Objective]] = LazyTable(
@@ -33,6 +34,20 @@ class Name:
     """What is learned; the other options are the objective's own."""
 
     name: str = option("supervised", "objective")
+
+
+class Section(NamedSection):
+    """`config.objective`: the options of the objective that it names."""
+
+    TITLE, NAME = "Objective", Name
+
+    @classmethod
+    def class_named(cls, name: str) -> type | None:
+        return OBJECTIVES[name].Options if name in OBJECTIVES else None
+
+    @classmethod
+    def classes(cls) -> tuple[type, ...]:
+        return tuple(option_classes())
 
 
 def register(name: str, objective: type[Objective]) -> None:

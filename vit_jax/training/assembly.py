@@ -22,10 +22,9 @@ from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
-from vit_jax.data.augmentation import augment, permute
+from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.devices import meshes
-from vit_jax.interchange import resolving
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint
 from vit_jax.objectives.networks import (
@@ -36,8 +35,7 @@ from vit_jax.objectives.networks import (
     evaluated_weights,
     model_config_of,
 )
-from vit_jax.optim import sharpness
-from vit_jax.optim.options import is_of_matrices
+from vit_jax.optim.options import is_of_matrices, takes_two_gradients
 from vit_jax.training import guards
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
@@ -74,7 +72,7 @@ class Outline:
         """Operations of a training step: one forward pass of every image and two more for its gradient, all of it
         twice in sharpness-aware training; see `Objective.flops`.
         """
-        gradients = 2 if sharpness.is_used(self.config.optim) else 1
+        gradients = 2 if takes_two_gradients(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
 
     @property
@@ -166,14 +164,21 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config is of the type {type(config).__name__}: pass that of a recipe, vit_jax.load_config('digits')"
         )
-    config = resolving.resolve_from_checkpoint(config, workdir)
+    from_name = config.model.name and config.data.mean and config.data.std
+    if config.init_from or not (from_name and config.data.interpolation):
+        from vit_jax.interchange import resolving
+
+        config = resolving.resolve_from_checkpoint(config, workdir)
     typed = schema.typed(config_class(config), config)
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check_augmentation(typed.augment, typed.data.channels)
     crops.check_crops(typed.data)
     sources.check_path(typed.data)
     sources.check_features(typed.data)
-    permute.check_patches(typed.data)
+    if typed.data.permute != "none":
+        from vit_jax.data.augmentation import permute
+
+        permute.check_patches(typed.data)
     views.variants(typed)
     objectives.find_objective(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)

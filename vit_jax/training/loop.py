@@ -37,7 +37,6 @@ from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.upkeep.preemption import StopRequest
 from vit_jax.training.upkeep.programs import Programs
 from vit_jax.training.upkeep.progress import Meter, Profiler, make_writers
-from vit_jax.training.upkeep.snapshots import Snapshots
 from vit_jax.training.upkeep.stragglers import Stragglers
 from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
@@ -155,7 +154,11 @@ class _Run:
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = StepPrograms(assembly.train_step, like, mesh, config.audit.checker_every)
         self.gather = states.make_gather(like)
-        self.snapshots = Snapshots(assembly, mesh, source.classes)
+        self.snapshots = None
+        if any(map(assembly.to_steps, (config.log.images, config.log.histograms))):
+            from vit_jax.training.upkeep.snapshots import Snapshots
+
+            self.snapshots = Snapshots(assembly, mesh, source.classes)
         self.results: dict[str, float] = {}
         self.evaluated_at = -1
         self.checks = DeviceChecks(assembly, source, like, mesh)
@@ -234,7 +237,8 @@ class _Run:
             self._check_devices(step - 1, batch)
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
-                self.snapshots.before(step, self.state, batch)
+                if self.snapshots:
+                    self.snapshots.before(step, self.state, batch)
                 with self.clock.waiting():  # where steps already fill the devices' queue
                     self.state, metrics = self.train_step(step, self.state, batch)
             self.meter.add(step, metrics)
@@ -247,7 +251,8 @@ class _Run:
                     self._check_health(step)
                 self.meter.log(step)
                 self.stragglers.log(step)
-                self.snapshots.write(self.writers)
+                if self.snapshots:
+                    self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
                 return True
@@ -277,7 +282,8 @@ class _Run:
                 several = self.assembly.abstract_batches(self.mesh)
                 if len(several) == 1:
                     several = [batch]
-                    self.snapshots.compile(self.state, batch)
+                    if self.snapshots:
+                        self.snapshots.compile(self.state, batch)
                 self.train_step.compile(self.state, several)
                 self.checks.compile(self.state, several)
             processes.barrier("compiled", self.config.hosts.wait_minutes)

@@ -18,7 +18,6 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ CHANGES = LazyTable(
         "autoaugment": "vit_jax.data.augmentation.timm_augment:autoaugment",
         "three_augment": "vit_jax.data.augmentation.three_augment:three_augment",
         "color_jitter": "vit_jax.data.augmentation.color:color_jitter",
+        "permuted": "vit_jax.data.augmentation.permute:permuted",
         "change_colors": "vit_jax.data.augmentation.color:change_colors",
     }
 )
@@ -227,7 +227,14 @@ def prepared(images: jax.Array, config_data: Data, dtype: jax.typing.DTypeLike) 
     `config.data` says so. Arguments as for `normalize`.
     """
     images = normalize(images, config_data.mean, config_data.std, dtype)
-    return permuted(images, config_data.permute_patch, config_data.permute)
+    return permuted(images, config_data)
+
+
+def permuted(images: Any, config_data: Data) -> Any:
+    """Images permuted as `config.data` says, see `permute`."""
+    if config_data.permute == "none":
+        return images
+    return CHANGES["permuted"](images, config_data.permute_patch, config_data.permute)
 
 
 def flip(images: jax.Array, key: jax.Array) -> jax.Array:

@@ -13,7 +13,9 @@ import jax
 import optax
 
 from vit_jax.base import patterns
+from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
+from vit_jax.base.schema import nearest
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.options import Optim
 
@@ -35,6 +37,13 @@ PRECONDITIONERS: LazyTable[Preconditioner] = LazyTable(
 def register(name: str, make: Preconditioner) -> None:
     """Makes a preconditioner known under a name, from a recipe for example."""
     PRECONDITIONERS[name] = make
+
+
+def check_name(name: str) -> None:
+    """Raises `ConfigError` unless there is such an optimizer, of matrices or others."""
+    known = [*OPTIMIZERS, *PRECONDITIONERS]
+    if name not in known:
+        raise ConfigError(f"config.optim.name = {name!r} is not an optimizer{nearest(name, known)}")
 
 
 def summarize(found: "Matrices", config: Optim) -> str:
