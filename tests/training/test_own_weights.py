@@ -58,6 +58,7 @@ class Guest(Objective):
     def own_modules(self, rngs):
         head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
+        head.scales = nnx.List([nnx.Param(jnp.ones(2)) for _ in range(11)])  # "10" sorts before "2"
         return head
 
 
