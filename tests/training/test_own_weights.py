@@ -224,7 +224,7 @@ def test_a_guest_brings_its_weights_home_from_files_of_others(tmp_path):
         "bias": np.arange(8.0, dtype=np.float32),
     }
     held = SavedObjective(Converted, {}, lambda: Weights(own, {}))
-    checkpoint = formats.LoadedCheckpoint(config, params.params, objective=held)
+    checkpoint = formats.LoadedCheckpoint(config, params, objective=held)
     formats.write_checkpoint(checkpoint, file, "authors")
     again = formats.read_checkpoint(file, hints=vars(config))
     found = saved_objectives.find_saved(again, Converted)
