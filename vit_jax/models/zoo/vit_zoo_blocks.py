@@ -83,7 +83,7 @@ class PublishedAttention(Attention):
     def project(
         self, x: jax.Array, queries: jax.Array | None, angles: rope.Angles | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """See `Attention`; queries and keys are rotated by `angles`, where both are of x."""
+        """Queries, keys and values (B, N, H, C). The first two are normed; where both are of x, they are rotated by `angles`."""
         q, k, v = super().project(x, queries)
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
