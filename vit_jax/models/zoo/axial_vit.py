@@ -92,8 +92,7 @@ class AxialBlock(nnx.Module):
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
         """Attention along rows, then along columns, of x (B, rows, columns, D). Captured are `row_attention`
-        (B, rows, H, columns, columns), and
-        `column_attention`, the same for columns.
+        (B, rows, H, columns, columns), and `column_attention`, the same for columns.
         """
         keys = split(key, 2)
         x, rows = self.row(x, drop_path_rate, keys[0])

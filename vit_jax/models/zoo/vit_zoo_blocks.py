@@ -83,7 +83,7 @@ class PublishedAttention(Attention):
     def project(
         self, x: jax.Array, queries: jax.Array | None, angles: rope.Angles | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values (B, N, H, C). The first two are normed; where both are of x, they are rotated by `angles`."""
+        """Queries, keys and values (B, N, H, C): the first two normed, and rotated by `angles` if both are of x."""
         q, k, v = super().project(x, queries)
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
