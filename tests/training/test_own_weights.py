@@ -58,6 +58,7 @@ class Guest(Objective):
     def own_modules(self, rngs):
         head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
+        head.scales = nnx.List([nnx.Param(jnp.ones(2)) for _ in range(11)])  # "10" sorts before "2"
         return head
 
 
@@ -223,7 +224,7 @@ def test_a_guest_brings_its_weights_home_from_files_of_others(tmp_path):
         "bias": np.arange(8.0, dtype=np.float32),
     }
     held = SavedObjective(Converted, {}, lambda: Weights(own, {}))
-    checkpoint = formats.LoadedCheckpoint(config, params.params, objective=held)
+    checkpoint = formats.LoadedCheckpoint(config, params, objective=held)
     formats.write_checkpoint(checkpoint, file, "authors")
     again = formats.read_checkpoint(file, hints=vars(config))
     found = saved_objectives.find_saved(again, Converted)

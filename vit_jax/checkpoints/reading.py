@@ -4,9 +4,20 @@ WORKDIR/checkpoints/STEP holds `state` (the whole training state) and `descripti
 model, label names, preprocessing, versions), so that evaluating, predicting and fine-tuning need
 nothing but the directory. Here they are found and read; `saving` writes them, other people's formats
 are in `interchange`.
+
+    the path given          the checkpoint that is read
+    a checkpoint itself     this one
+    WORKDIR[/checkpoints]   the newest that was saved whole
+    WORKDIR/best            the one that the newest readable description names as the best
+
+    which one is damaged    what happens
+    one that is read here   a `CheckpointError`: weights of another step are not what was asked for
+    a run's newest          `saving.restore_latest` puts it aside; the run resumes from the previous one,
+                            or from a newer state on local disks (`tiers`)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import jax
 import numpy as np
@@ -130,6 +141,30 @@ def read_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
     wanted = {name: part for name, part in zip(names, like, strict=True) if part}
     read = read_parts(folder, wanted, description)
     return Weights(*(read.get(name, {}) for name in names))
+
+
+def abstract_parts(folder: epath.Path, names: Collection[str]) -> dict[str, dict]:
+    """Shapes and dtypes of some parts of a saved state, as they were saved; {} of one that was not.
+
+    Args:
+      folder: of a checkpoint.
+      names: of the parts.
+    """
+    try:
+        saved = ocp.PyTreeCheckpointHandler().metadata(storage.readable(folder / "state")).tree
+    # As in `_restore`.
+    except Exception as error:
+        if storage.is_unavailable(folder, error):
+            raise buckets.failure(str(folder), storage.why(error)) from error
+        raise CheckpointError(f"{folder} is damaged: {storage.why(error)}") from error
+    return {name: _abstract(saved.get(name, {})) for name in names}
+
+
+def _abstract(tree: Any) -> Any:
+    """Shapes and dtypes of metadata; places in a list are numbers again, so that they sort as those of the model."""
+    if not isinstance(tree, dict):
+        return jax.ShapeDtypeStruct(tree.shape, tree.dtype)
+    return {int(key) if key.isdigit() else key: _abstract(value) for key, value in tree.items()}
 
 
 def read_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.checkpoints import descriptions, reading, saving
 from vit_jax.checkpoints.lora import BASE, adapters_in, saved_like
-from vit_jax.checkpoints.objective_weights import abstract_own, own_parts, trained_networks
+from vit_jax.checkpoints.objective_weights import own_parts
 from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
@@ -48,7 +48,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """See `formats`; the averaged weights, if the run kept an average."""
+    """The model of a run's checkpoint; the averaged weights, if the run kept an average."""
     folder = reading.find_checkpoint(file.path)
     description = reading.read_description(folder)
     stored = descriptions.stored_model_config(description)
@@ -86,9 +86,9 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
 
     def read_own() -> registry.Weights:
-        like = abstract_own(trained_networks(description, config), description)
         names = own_parts(description)
-        return registry.Weights(*(arrays(n, like[n]) if n in like else {} for n in names))
+        like = reading.abstract_parts(folder, names)
+        return registry.Weights(*(arrays(name, like[name]) for name in names))
 
     kind, options = objectives.find_objective(filled.objective)
     owns = kind.own_modules is not Objective.own_modules

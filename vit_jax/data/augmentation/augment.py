@@ -1,10 +1,10 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
-Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
-cutmix. Colour jitter and DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
-`timm_augment.py`, which has AutoAugment too, 3-Augment in `three_augment.py`; cutting images out of
-files is the host's work, in `decode.py`. Everything is a pure function of its arguments, works on the
-whole batch, and gives the same result however the batch is sharded.
+Lives here: the order of augmentation, flip, normalisation, random erasing, mixup and cutmix. Changes of
+colours are in `color.py`, RandAugment in `randaugment.py` and `timm_augment.py`, which has AutoAugment
+too, 3-Augment in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`.
+Everything is a pure function of its arguments, works on the whole batch, and gives the same result
+however the batch is sharded.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
+from vit_jax.data.augmentation import color
 from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
@@ -26,16 +27,13 @@ if TYPE_CHECKING:
     from vit_jax.models.preprocessing import Preprocessing
 
 ERASING_ATTEMPTS = 10
-# Of the changes below, those that have files of their own.
-CHANGES = LazyTable(
+# Policies that choose among operations.
+POLICIES = LazyTable(
     {
         "randaugment": "vit_jax.data.augmentation.randaugment:randaugment",
         "timm_randaugment": "vit_jax.data.augmentation.timm_augment:timm_randaugment",
         "autoaugment": "vit_jax.data.augmentation.timm_augment:autoaugment",
         "three_augment": "vit_jax.data.augmentation.three_augment:three_augment",
-        "color_jitter": "vit_jax.data.augmentation.color:color_jitter",
-        "permuted": "vit_jax.data.augmentation.permute:permuted",
-        "change_colors": "vit_jax.data.augmentation.color:change_colors",
     }
 )
 
@@ -44,10 +42,7 @@ def check_augmentation(config: Augment, channels: int) -> None:
     """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
     images with this number of channels.
     """
-    for name in (
-        "color_jitter", "jitter", "grey", "blur", "solarize", "randaugment_layers", "autoaugment",
-        "three_augment",
-    ):  # fmt: skip
+    for name in (*color.FIELDS, "randaugment_layers", "autoaugment", "three_augment"):
         if getattr(config, name) and channels != 3:
             raise ConfigError(
                 f"config.augment.{name} changes the colours of RGB images, and config.data.channels is "
@@ -121,8 +116,8 @@ def augment(
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
-    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. colour jitter, 3a. jitter, grey, blur and
-       solarize, see `change_colors`: on pixels in [0, 255];
+    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`: on pixels
+       in [0, 255];
     4. normalisation;
     5. random erasing, whose noise is standard normal and so belongs after normalisation;
     6. mixup or cutmix, which mix finished examples.
@@ -143,16 +138,16 @@ def augment(
         raise ValueError(
             f"augment takes uint8 images, not {images.dtype}: pass them as the loader yields them"
         )
-    flip_key, randaugment_key, jitter_key, erase_key, mix_key = jax.random.split(key, 5)
+    flip_key, randaugment_key, color_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
         images = flip(images, flip_key)
     fill = tuple(min(255, round(255 * m)) for m in mean)  # as timm; others fill with 128
     if config.randaugment_layers:
         strength = config.randaugment_layers, config.randaugment_magnitude
         if config.randaugment_kind == "tensorflow":
-            images = CHANGES["randaugment"](images, randaugment_key, *strength)
+            images = POLICIES["randaugment"](images, randaugment_key, *strength)
         else:
-            images = CHANGES["timm_randaugment"](
+            images = POLICIES["timm_randaugment"](
                 images,
                 randaugment_key,
                 *strength,
@@ -162,14 +157,10 @@ def augment(
             )
     if config.autoaugment:
         key = jax.random.fold_in(randaugment_key, 1)
-        images = CHANGES["autoaugment"](images, key, fill=fill)
+        images = POLICIES["autoaugment"](images, key, fill=fill)
     if config.three_augment:
-        images = CHANGES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
-    if config.color_jitter:
-        images = CHANGES["color_jitter"](images, jitter_key, config.color_jitter)
-    if config.jitter or config.grey or config.blur or config.solarize:
-        key = jax.random.fold_in(jitter_key, 1)
-        images = CHANGES["change_colors"](images, key, config)
+        images = POLICIES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
+    images = color.change_colors(images, color_key, config)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
         images = erase(
@@ -234,7 +225,9 @@ def permuted(images: Any, config_data: Data) -> Any:
     """Images permuted as `config.data` says, see `permute`."""
     if config_data.permute == "none":
         return images
-    return CHANGES["permuted"](images, config_data.permute_patch, config_data.permute)
+    from vit_jax.data.augmentation import permute
+
+    return permute.permuted(images, config_data.permute_patch, config_data.permute)
 
 
 def flip(images: jax.Array, key: jax.Array) -> jax.Array:
