@@ -372,7 +372,7 @@ class Config:
     reference: Reference = section(Reference, may_change=True)
 
 
-def config_class(config: Mapping | None = None) -> type[Config]:
+def config_class(config: ConfigDict | Mapping | None = None) -> type[Config]:
     """`Config` with the options of the model and the objective that a config names, and of others only if one of
     those is set; without a config, with those of every registered family and objective.
 

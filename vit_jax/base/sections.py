@@ -40,7 +40,7 @@ class NamedSection(ConfigDict):
         return _union(cls.TITLE, cls.NAME, *cls.classes())
 
     @classmethod
-    def declared(cls, values: Mapping) -> type:
+    def declared(cls, values: ConfigDict | Mapping) -> type:
         """The dataclass of a section with these values: with options of others if one of those is set."""
         found = cls._named(values)
         of_others = [name for name in values if name not in _options(found)]
@@ -50,7 +50,7 @@ class NamedSection(ConfigDict):
         return cls.everything() if of_others else found
 
     @classmethod
-    def _named(cls, values: Mapping) -> type:
+    def _named(cls, values: ConfigDict | Mapping) -> type:
         named = cls.class_named(values.get("name") or "")
         return _union(cls.TITLE, cls.NAME, *([named] if named else []))
 
