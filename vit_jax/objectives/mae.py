@@ -110,7 +110,7 @@ class Mae(Objective):
     def own_from(
         self, saved: SavedObjective, like: Weights
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """See `Objective`; a decoder of another size is not taken at all."""
+        """All arrays of the checkpoint's decoder, or none of one of another size; see `Objective`."""
         taken, reset = super().own_from(saved, like)
         if reset:
             why = next(iter(reset.items()))

@@ -162,4 +162,4 @@ def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -
     for why in dict.fromkeys(reset.values()):
         names = ", ".join(name for name, reason in reset.items() if reason == why)
         parts.append(f"{names} re-initialised ({why})")
-    return parts[0] + " " + "; ".join(parts[1:])
+    return f"{parts[0]}, {'; '.join(parts[1:])}"
