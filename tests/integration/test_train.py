@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 import vit_jax
 from vit_jax.base.errors import ConfigError
@@ -121,9 +122,11 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
 
 
-def test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one_before(
-    tiny_config, tmp_path, monkeypatch, caplog
+@pytest.mark.parametrize("damaged, local", [(("8",), 6), (("4", "8"), 3)])
+def test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints(
+    tiny_config, tmp_path, monkeypatch, caplog, damaged, local
 ):
+    """Newer than the one before the damaged ones, or the only good one that is left."""
     config = tiny_config(
         duration="8 steps",
         checkpoint__local=str(tmp_path / "local"),
@@ -133,11 +136,20 @@ def test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one
         killed.setattr(tiers.LocalTier, "discard", tiers.LocalTier.close)
         vit_jax.train(config, tmp_path / "run")
     expected = params_of(tmp_path / "run")
-    spoil(tmp_path / "run" / "checkpoints" / "8", "flip")
+    for file in tmp_path.glob("local/*/*.[36]"):
+        if not file.name.endswith(f".{local}"):
+            file.unlink()
+    for step in damaged:
+        spoil(tmp_path / "run" / "checkpoints" / step, "flip")
     with caplog.at_level("INFO", logger="absl"):
         vit_jax.train(config, tmp_path / "run")
-    assert "going back to step 4" in caplog.text and "resumed at step 6 of 8" in caplog.text
+    assert f"resumed at step {local} of 8" in caplog.text
+    for step in damaged:
+        assert f"checkpoint of step {step} is damaged" in caplog.text
+    assert caplog.text.count(f"going back to step {local}, moved it to") == len(damaged)
     assert_same_bits(expected, params_of(tmp_path / "run"))
+    steps = reading.saved_steps(epath.Path(tmp_path) / "run" / "checkpoints")
+    assert steps[-1] == 8
 
 
 def test_when_no_checkpoint_is_good_nothing_is_overwritten(trained, tmp_path):
