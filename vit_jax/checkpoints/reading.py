@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax import objectives, user_files
 from vit_jax.base import buckets, limits, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import adapted, descriptions, fingerprints, storage
+from vit_jax.checkpoints import adapted, descriptions, fingerprints, handlers, storage
 from vit_jax.checkpoints.own import Own, abstract_own, trained_networks
 from vit_jax.compute import digests
 from vit_jax.config import default_config
@@ -309,7 +309,7 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        restored = ocp.PyTreeCheckpointHandler().restore(
+        restored = ocp.PyTreeCheckpointHandler(type_handler_registry=handlers.READING).restore(
             storage.readable(folder / "state"), args=args
         )
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
