@@ -75,9 +75,9 @@ setup(
         "vit_jax": [
             "py.typed",
             "data/imagenet_classes.tsv",
-            "models/conversions/published.json",
+            "models/published.json",
             "serving/page.html",
-            "training/curves.json",
+            "training/upkeep/curves.json",
         ]
     },
     install_requires=[
