@@ -16,6 +16,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.training import step as train_step
 from vit_jax.training.guards import changed_fields
+from vit_jax.training.upkeep.device_checks import DeviceChecks
 from vit_jax.training.upkeep.health import NonFiniteError
 
 
@@ -227,12 +228,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_tensors(tiny
     assert not (tmp_path / "checkpoints" / "12").exists()
 
 
-def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(tiny_config, tmp_path):
+def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(
+    tiny_config, tmp_path, monkeypatch
+):
+    """Devices are asked once who is at fault, at the end."""
     config = tiny_config(
         optim__lr=1e38, optim__clip=0.0, optim__warmup="0", nonfinite="skip", max_skips=3
     )
+    asked, explain = [], DeviceChecks.explain
+    monkeypatch.setattr(DeviceChecks, "explain", lambda *a: (asked.append(a), explain(*a))[1])
     with pytest.raises(NonFiniteError, match="updates in a row were skipped"):
         vit_jax.train(config, tmp_path)
+    assert len(asked) == 1
 
 
 def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained, tiny_config, tmp_path):
