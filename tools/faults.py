@@ -86,6 +86,10 @@ FAULTS = {
         "checkpoints/committing.py", "                    _sync(file)", "                    pass",
         _WHOLE + "test_a_checkpoint_is_on_the_disk_before_it_has_its_name",
     ),
+    "writes_end_by_the_clock_of_the_day": Fault(
+        "checkpoints/committing.py", "[_in_thread(write.result) for write in writes]", "writes",
+        "tests/checkpoints/test_saving.py::test_a_clock_that_is_set_while_a_save_waits_does_not_end_it",
+    ),
     # Resuming.
     "tier_checksum_not_compared": Fault(
         "checkpoints/shards.py", "or zlib.crc32(found) != checksum:", "or False:",

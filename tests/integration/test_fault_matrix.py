@@ -186,7 +186,7 @@ FAULTS = {
         kill, KILLED, restart={"opening": errno.EMFILE}, restart_code=42
     ),
     "no descriptors for the arrays at a restart": Fault(
-        kill, KILLED, restart={"below": "/6/state/", "opening": errno.EMFILE}, restart_code=42
+        kill, KILLED, restart={"below": "/state/manifest.ocdbt", "opening": errno.EMFILE}, restart_code=42
     ),
     "a clock that jumps": Fault(clock(DAY, -DAY, 0), ((0,),)),
     "a clock of a peer that jumps": Fault(clock(DAY, -DAY, process=1), ((0,), (0,))),
