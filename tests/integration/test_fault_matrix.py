@@ -33,7 +33,7 @@ FLAGS = (
 
 @dataclasses.dataclass
 class Disturbed:
-    """A run under way."""
+    """A run under way: its processes, their machine, its workdir, and the folder of their local disks."""
 
     run: object
     machine: FaultyMachine
@@ -56,13 +56,15 @@ class Disturbed:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Attributes:
-    disturb: makes it, after some steps.
-    codes: for each process the exit codes that it may end with.
-    said: what the log of a process says.
-    flags, observed: of the run; see `hosts`.
-    restart: what is wrong with the files of the checkpoints at the next start; see `FaultyMachine.set`.
-    restart_code: which then ends with this exit code, and changes nothing.
+    """A fault, and how the run ends that it is put on.
+
+    Attributes:
+      disturb: makes it, after some steps.
+      codes: for each process the exit codes that it may end with.
+      said: what the log of a process says.
+      flags, observed: of the run; see `hosts`.
+      restart: what is wrong with the files of the checkpoints at the next start; see `FaultyMachine.set`.
+      restart_code: which then ends with this exit code, and changes nothing.
     """
 
     disturb: Callable[[Disturbed], None]
