@@ -21,6 +21,8 @@ from tests.integration.test_tiers import local_steps
 
 DAY = 86_400
 ENDED_BY_PEERS = (42, -signal.SIGABRT)  # JAX's own reaction to a dead process may be faster
+# Saved after the first signal, or ended by a later one: by the handler, or by the system.
+ENDED_BY_SIGNALS = (42, 128 + signal.SIGTERM, -signal.SIGTERM)
 FLAGS = (
     "--config.checkpoint.every=2 steps",
     "--config.checkpoint.max_failures=2",
@@ -61,6 +63,7 @@ class Fault:
     Attributes:
       disturb: makes it, after some steps.
       codes: for each process the exit codes that it may end with.
+      quiet: whether no traceback may be printed.
       said: what the log of a process says.
       flags, observed: of the run; see `hosts`.
       restart: what is wrong with the files of the checkpoints at the next start; see `FaultyMachine.set`.
@@ -74,6 +77,7 @@ class Fault:
     observed: dict = dataclasses.field(default_factory=dict)
     restart: dict = dataclasses.field(default_factory=dict)
     restart_code: int = 0
+    quiet: bool = True
 
 
 def disk(process: int = 0, **fault):
@@ -167,6 +171,7 @@ TIERS = (
     "--config.checkpoint.local={disks}/{process}",
     "--config.checkpoint.local_every=1 steps",
 )
+PATIENCE = ("--config.hosts.heartbeat_seconds=10",)
 KILLED = ((-signal.SIGKILL,),)
 FAULTS = {
     "EIO at one write": Fault(disk(writing=errno.EIO, times=1), ((0,),), "failure 1 of 2 in a row"),
@@ -198,19 +203,20 @@ FAULTS = {
         ("--config.hosts.step_minutes=0.05",), {"process": 0, "example": 300, "action": "block"},
     ),
     "a peer that dies": Fault(
-        peer_dies, (ENDED_BY_PEERS, (-signal.SIGKILL,)), flags=("--config.hosts.heartbeat_seconds=10",),
+        peer_dies, (ENDED_BY_PEERS, (-signal.SIGKILL,)), flags=PATIENCE, quiet=False,
     ),
     "a peer that freezes": Fault(
-        peer_freezes, (ENDED_BY_PEERS, (-signal.SIGKILL,)), flags=("--config.hosts.heartbeat_seconds=10",),
+        peer_freezes, (ENDED_BY_PEERS, (-signal.SIGKILL,)), flags=PATIENCE, quiet=False,
     ),
     "a tier that fails for a while": Fault(tier_fails_for_a_while, KILLED, flags=TIERS),
     "a tier that loses a disk": Fault(tier_loses_a_disk, KILLED * 2, flags=TIERS),
     "all checkpoints damaged, and a good tier": Fault(
         all_checkpoints_are_damaged_but_a_tier, KILLED, flags=TIERS
     ),
-    "no descriptors": Fault(descriptors, ((0, 1, 42),)),
-    "a storm of SIGTERM": Fault(storm(0), ((42, -signal.SIGTERM),)),
-    "a storm of SIGTERM for all": Fault(storm(0, 1), ((42, -signal.SIGTERM),) * 2),
+    # Python itself prints what it cannot close of an event loop that it could not open.
+    "no descriptors": Fault(descriptors, ((1, 42),), quiet=False),
+    "a storm of SIGTERM": Fault(storm(0), (ENDED_BY_SIGNALS,)),
+    "a storm of SIGTERM for all": Fault(storm(0, 1), (ENDED_BY_SIGNALS,) * 2),
 }  # fmt: skip
 
 
@@ -253,7 +259,7 @@ def test_a_run_ends_as_documented_and_started_again_it_has_the_same_bits(
     fault.disturb(it)
     codes, logs = run.codes(), "".join(map(run.log, range(count)))
     assert all(code in of for code, of in zip(codes, fault.codes, strict=True)), (codes, logs)
-    assert fault.said in logs and "Traceback" not in logs, logs
+    assert fault.said in logs and not (fault.quiet and "Traceback" in logs), logs
 
     if fault.restart:
         before = files_of_whole_checkpoints(workdir)
