@@ -214,7 +214,7 @@ FAULTS = {
         all_checkpoints_are_damaged_but_a_tier, KILLED, flags=TIERS
     ),
     # Python itself prints what it cannot close of an event loop that it could not open.
-    "no descriptors": Fault(descriptors, ((1, 42),), quiet=False),
+    "no descriptors": Fault(descriptors, ((0, 1, 42),), quiet=False),
     "a storm of SIGTERM": Fault(storm(0), (ENDED_BY_SIGNALS,)),
     "a storm of SIGTERM for all": Fault(storm(0, 1), (ENDED_BY_SIGNALS,) * 2),
 }  # fmt: skip
