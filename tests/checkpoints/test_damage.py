@@ -155,12 +155,12 @@ def test_a_checkpoint_of_an_earlier_version_is_verified_by_its_sums(tmp_path):
     for folder in (good, damaged):
         as_of_an_earlier_version(folder)
     jax.tree.map(np.testing.assert_array_equal, reading.read_parts(good, like()), parts)
-    array = reading.load_array(good, "params", parts["params"], "layers/scale")
+    array = reading.read_array(good, "params", parts["params"], "layers/scale")
     np.testing.assert_array_equal(array, parts["params"]["layers"]["scale"])
     with pytest.raises(CheckpointError, match="the bits of params/layers/scale are not those"):
         reading.read_parts(damaged, like())
     with pytest.raises(CheckpointError, match="the bits of params/layers/scale are not those"):
-        reading.load_array(damaged, "params", parts["params"], "layers/scale")
+        reading.read_array(damaged, "params", parts["params"], "layers/scale")
 
 
 def test_what_cannot_be_opened_for_want_of_descriptors_is_not_damaged(saved):

@@ -53,7 +53,7 @@ def saving(workdir) -> bool:
 
 
 def bits(workdir) -> dict[str, np.ndarray]:
-    params = reading.load_weights(workdir).params
+    params = reading.read_weights(workdir).params
     return named(params)
 
 

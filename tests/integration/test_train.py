@@ -32,7 +32,7 @@ def trained(tmp_path_factory, compilation_cache):
 
 
 def params_of(workdir):
-    return reading.load_weights(workdir).params
+    return reading.read_weights(workdir).params
 
 
 def assert_same_bits(a, b):
@@ -243,7 +243,7 @@ def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(
 
 
 def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained, tiny_config, tmp_path):
-    averaged = reading.load_weights(trained[0]).params
+    averaged = reading.read_weights(trained[0]).params
     loaded = vit_jax.load_run(trained[0])
     np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
     vit_jax.train(tiny_config(optim__ema=0.0), tmp_path / "plain")

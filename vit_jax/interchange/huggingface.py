@@ -16,9 +16,8 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import pytorch, tensors_by_name
+from vit_jax.interchange import pytorch, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFile
-from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
 NAME = "huggingface"
@@ -87,22 +86,20 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     conversion = tensors_by_name.conversion_of(
         checkpoint.model_config, NAME, path, as_it_was=as_it_was
     )
-    decoder = mae.decoder_in(checkpoint)
+    beside = saved_objectives.beside(checkpoint, NAME, path)
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
     # What config.json says of the model; the rest of one that was read stays.
     described = checkpoint.layout.get("config", {}) | {"dtype": "float32"}
     described |= conversion.config_json(config, checkpoint.layout)
-    if decoder:
-        described |= decoder.config_json()
-        if not as_it_was:
-            checkpoint.layout |= {"kind": "vit_mae", "prefix": "vit."}
+    described |= beside.stated
+    if not as_it_was:
+        checkpoint.layout |= beside.layout
     if config.num_classes:
         names = checkpoint.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
-    beside = decoder.beside(NAME) if decoder else ((), {})
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
             checkpoint, conversion, folder / pytorch.WEIGHTS, {}, beside

@@ -19,8 +19,13 @@ from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.sizes import Size
 from vit_jax.interchange import safetensors, state_dicts
 from vit_jax.interchange.checkpoint_file import CheckpointFile
-from vit_jax.interchange.conversions import rules, translation
-from vit_jax.interchange.conversions.contract import Conversion, DetectedModel
+from vit_jax.interchange.conversions import translation
+from vit_jax.interchange.conversions.contract import (
+    NOTHING,
+    Beside,
+    Conversion,
+    DetectedModel,
+)
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.formats import (
     LoadedCheckpoint,
@@ -290,17 +295,19 @@ def write_safetensors(
     conversion: Conversion,
     path: epath.PathLike,
     metadata: Mapping[str, str],
-    beside: tuple[Sequence[rules.Rule], dict] = ((), {}),
+    beside: Beside = NOTHING,
 ) -> None:
     """Writes a model as a `.safetensors` file, a tensor at a time.
 
     Args:
-      beside: rules and parameters of what else the file gets.
+      beside: what else the file gets.
 
     Raises:
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
-    tensors = itertools.chain(arrays(checkpoint, conversion), translation.to_theirs(*beside))
+    tensors = itertools.chain(
+        arrays(checkpoint, conversion), translation.to_theirs(beside.rules, beside.params)
+    )
     layout, params = checkpoint.layout, patterns.union(checkpoint.params, checkpoint.variables)
     table = conversion.rules(checkpoint.model_config, layout)
     specs = translation.specs(
@@ -308,7 +315,7 @@ def write_safetensors(
     )
     renamed = layout.get("renamed", {})
     specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
-        *beside
+        beside.rules, beside.params
     )
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 

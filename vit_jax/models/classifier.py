@@ -23,6 +23,8 @@ from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 # Heads by name: a DeiT has one more for distillation, a Dynamic Vision Transformer those of each exit.
 EXIT = r"(exit_\d+/)?"
 HEADS = f"{EXIT}head(_distilled)?/.*"
+# And with what stands before it.
+READOUTS = f"{EXIT}(head|head_distilled|representation)/.*"
 # What comes before the first layer in most families; see `ClassifierConfig.inputs`.
 INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?root")
 
@@ -30,6 +32,12 @@ INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?roo
 def without_exits(patterns: Iterable[str]) -> list[str]:
     """Patterns for heads as an earlier version had them: it did not know those of exits."""
     return [pattern.replace(EXIT, "") for pattern in patterns]
+
+
+def besides_heads(patterns: Iterable[str]) -> list[str]:
+    """Those patterns that are not for heads, which select nothing of a model without a head."""
+    heads = without_exits([HEADS, READOUTS])
+    return [pattern for pattern in patterns if without_exits([pattern])[0] not in heads]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,15 +8,17 @@ recognised, which of them is which parameter, and what the other code cannot com
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.sizes import Size
 from vit_jax.interchange.conversions.rules import Constant, Rule
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.preprocessing import Preprocessing
+from vit_jax.objectives.contract import SavedObjective
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -130,6 +132,65 @@ class Conversion:
         for pattern, new in self.renamed:
             result = {name: re.sub(pattern, new, now) for name, now in result.items()}
         return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What a file has of an objective beside the model; by default nothing.
+
+    Attributes:
+      rules: which tensors are which parameters.
+      params: these, nested dict.
+      stated: what the file's header, or config.json, says of it.
+      layout: of the model's own names, where the file is new.
+      model_format: the format of the model's own names, where it is another.
+    """
+
+    rules: Sequence[Rule | Constant] = ()
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model_format: str = ""
+
+
+NOTHING = Beside()
+
+
+class ObjectiveConversion:
+    """One format's names of what an objective owns, in files that have it beside the model.
+
+    Attributes:
+      conventions: see `Conversion`.
+      key: of a header, and of a checkpoint's `layout`: what the file says of the objective; '': nothing.
+    """
+
+    conventions: ClassVar[dict[str, Any]] = {}
+    key: ClassVar[str] = ""
+
+    def find(
+        self,
+        config: ClassifierConfig,
+        tensors: Mapping[str, LazyArray],
+        layout: Mapping[str, Any],
+        hints: Mapping[str, Any],
+    ) -> SavedObjective | None:
+        """What the objective owns; `None`: nothing, or something else, of which a sentence is logged.
+
+        Args:
+          config: the model's.
+          tensors: of the file, those that are no part of the model.
+          layout: of the checkpoint.
+          hints: options of the objective that it is for, taken where the file leaves them open.
+        """
+        raise NotImplementedError
+
+    def beside(self, config: ClassifierConfig, saved: SavedObjective) -> Beside:
+        """What a file gets."""
+        raise NotImplementedError
+
+    def refusal(self, config: ClassifierConfig) -> str:
+        """Why the other code cannot compute the model, beside `conventions`; '' if it can."""
+        return ""
 
 
 class TimmConversion(Conversion):
