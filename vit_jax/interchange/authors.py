@@ -30,7 +30,12 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     found = named.find_family(
         opened, NAME, stated | named.requested_metadata(request), opened.prefixes
     )
-    return named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
+    foreign = named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
+    if opened.header:
+        return foreign
+    conversion = found.conversion.of(foreign.model_config)
+    prepared = conversion.preprocessing_named(opened.path.parts, foreign.model_config)
+    return named.with_preprocessing(foreign, prepared)
 
 
 def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from absl import logging
 from etils import epath
 
@@ -115,26 +114,7 @@ def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]
 def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """The tensors by their names without the parts that compilers and wrappers of layers put in."""
     cut = {".".join(k for k in name.split(".") if k not in _WRAPPERS): name for name in tensors}
-    return masked({short: tensors[name] for short, name in cut.items()})
-
-
-def masked(tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
-    """The tensors with biases times their masks, as DINOv3's code computes them: keys have none."""
-    masks = [name for name in tensors if name.endswith(".bias_mask")]
-    found = {name: tensor for name, tensor in tensors.items() if name not in masks}
-    for name in masks:
-        bias = name.removesuffix("_mask")
-        if bias in found:
-            found[bias] = _times(found[bias], tensors[name])
-    return found
-
-
-def _times(bias: LazyArray, mask: LazyArray) -> LazyArray:
-    def read() -> np.ndarray:
-        keep = np.asarray(mask)
-        return np.where(keep == 0, 0, np.asarray(bias) * keep).astype(bias.dtype)
-
-    return LazyArray(bias.shape, bias.dtype, read)
+    return {short: tensors[name] for short, name in cut.items()}
 
 
 def prefixes(names: Iterable[str]) -> list[str]:

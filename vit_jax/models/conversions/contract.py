@@ -15,7 +15,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.conversions.rules import Constant, Rule
+from vit_jax.models.conversions.rules import Constant, LazyArray, Rule
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -133,6 +133,18 @@ class Conversion:
         """The variant of the names that a new file gets."""
         return {}
 
+    def of(self, config: ClassifierConfig) -> "Conversion":
+        """What converts a model of this config, where a family has several under one format."""
+        return self
+
+    def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """A file's tensors as `rules` take them, where the format's code computes what it uses of them.
+
+        Raises:
+          CheckpointError: one of those that belong together is missing.
+        """
+        return dict(tensors)
+
     def refusal(self, config: ClassifierConfig) -> str:
         """Why the other code cannot compute a model, beside `conventions`; '' if it can."""
         return ""
@@ -143,6 +155,12 @@ class Conversion:
 
     def preprocessing(self, config: ClassifierConfig) -> Preprocessing | None:
         """How images are prepared where the file does not say it; `None` if the code has several ways."""
+        return None
+
+    def preprocessing_named(
+        self, parts: Iterable[str], config: ClassifierConfig
+    ) -> Preprocessing | None:
+        """How images are prepared for the published model that the parts of a path name; `None` if they name none."""
         return None
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
