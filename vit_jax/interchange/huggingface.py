@@ -1,4 +1,4 @@
-"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them.
+"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them, and their files of weights alone.
 
 `config.json` says what the model is, `model.safetensors` has the tensors,
 `preprocessor_config.json` says how images are prepared. The families say which classes of theirs
@@ -48,8 +48,12 @@ _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast
 
 
 def recognises(opened: CheckpointFile) -> bool:
-    """Whether this is a folder whose config.json names a model of a family."""
-    return "model_type" in opened.config and named.is_found(opened, NAME, metadata=opened.config)
+    """Whether this is a folder whose config.json names a model of a family, or a file with a family's names."""
+    if opened.container == "folder":
+        is_theirs = "model_type" in opened.config
+        return is_theirs and named.is_found(opened, NAME, metadata=opened.config)
+    pytorch_file = opened.container in ("safetensors", "pickle")
+    return pytorch_file and named.is_found(opened, NAME, prefixes=opened.prefixes)
 
 
 def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
@@ -58,7 +62,8 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
     metadata = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = named.find_family(opened, NAME, metadata | named.requested_metadata(request))
+    metadata |= named.requested_metadata(request)
+    found = named.find_family(opened, NAME, metadata, opened.prefixes)
     foreign = named.read_named(opened, found, NAME, request, {})
     config = foreign.model_config
     if processor:
@@ -67,7 +72,8 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             named.with_preprocessing(foreign, stated), preprocessing=stated
         )
     foreign.classes = _classes(opened.config, config.num_classes)
-    foreign.layout["config"] = opened.config
+    if opened.config:
+        foreign.layout["config"] = opened.config
     return foreign
 
 

@@ -26,7 +26,7 @@ from vit_jax.interchange.formats import (
 )
 from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models import classifier, registry
-from vit_jax.models.conversions import rules, translation
+from vit_jax.models.conversions import rules, skips, translation
 from vit_jax.models.conversions.contract import Conversion, DetectedModel
 from vit_jax.models.conversions.rules import LazyArray
 from vit_jax.models.registry import Weights
@@ -153,10 +153,10 @@ def read_named(
     like = registry.abstract_weights(config)[1]
     table = conversion.rules(config, recognised.layout)
     known = translation.specs(table, patterns.union(*like))
-    extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
-    left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
-    if left_out:
-        logging.info("%s: skipped, not part of the model: %s", path, ", ".join(left_out))
+    left_out = state_dicts.left_out(recognised.left_out, tensors, known, config, path)
+    every = (*recognised.left_out, *state_dicts.EXTRAS, *state_dicts.BESIDE)
+    names = [name.removeprefix(found.prefix) for name in opened.tensors]
+    skips.refuse_lost_positions(config, names, every, path)
     if found.prefix and opened.container != "npz":
         state_dicts.check_beside(opened.tensors, found.prefix, path)
     wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]

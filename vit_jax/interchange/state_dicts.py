@@ -7,15 +7,17 @@ says so, any other.
 """
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.conversions import skips
 from vit_jax.models.conversions.rules import LazyArray
+from vit_jax.models.conversions.skips import Skip, matching
 
 # Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
 KEYS = (
@@ -31,17 +33,30 @@ _BEFORE = (
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _MOST_VISITS = 10_000  # dictionaries; one may be in several others
 _DEPTH = 3  # how deep dictionaries of dictionaries are searched
-# Patterns of tensors that pre-training needs beside the network that it trains; not part of a model.
+# What pre-training needs beside the network that it trains; no part of a model. MAE's decoder is handed on, and its
+# positions are compared there (`mae_conversion`).
 EXTRAS = (
-    "mask_token", r"rope_embed\.periods", r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", r"decoder\..*",
-    r"(dino_head|ibot_head|projection_head|projector|predictor|prototypes)\..*",
+    Skip("mask_token", "stands for patches that pre-training hides, and no image has any"),
+    Skip(r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", "predicts hidden patches", "MAE's decoder"),
+    Skip(r"decoder\..*", "predicts hidden patches", "a decoder"),
+    Skip(
+        r"(dino_head|ibot_head|projection_head|projectors?|predictor|prototypes)\..*",
+        "reads features for a loss without labels", "a head of pre-training",
+    ),
 )  # fmt: skip
 # The same beside the network that a prefix names.
-_BESIDE = (
-    r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
-    r"(\w*head\w*|fc|classifier|projector|projection|predictor|prototypes|decoder\w*|neck|loss\w*|criterion)\..*",
-    r"decoder_\w+(\..*)?",
-)
+BESIDE = (
+    Skip(
+        r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
+        "state of pre-training", "the script's state",
+    ),
+    Skip(
+        r"(\w*head\w*|fc|classifier|projectors?|projection|predictor|prototypes|neck)\..*",
+        "reads what the network gives", "a head beside the network",
+    ),
+    Skip(r"decoder\w*\..*|decoder_\w+", "predicts hidden patches", "a decoder"),
+    Skip(r"(\w*loss\w*|criterion)\..*", "state of a loss", "a loss"),
+)  # fmt: skip
 
 
 def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, LazyArray]:
@@ -136,6 +151,31 @@ def prefixes(names: Iterable[str]) -> list[str]:
     return ["", *sorted(counts, key=order)]
 
 
+def left_out(
+    own: Sequence[Skip],
+    tensors: Mapping[str, LazyArray],
+    known: Collection[str],
+    config: ClassifierConfig,
+    path: epath.Path,
+) -> dict[str, Skip]:
+    """The tensors of a file that are no part of its model, each with the reason, which are logged.
+
+    Args:
+      own: what its format leaves out beside `EXTRAS`.
+      known: names of tensors that have a place in the model.
+
+    Raises:
+      CheckpointError: one has other values than the model computes in its place.
+    """
+    found = matching(own, tensors)
+    has_place = {*known, *found}
+    found |= matching(EXTRAS, [name for name in tensors if name not in has_place])
+    if found:
+        logging.info("%s: skipped, not part of the model: %s", path, skips.text(found))
+    skips.check_computed(found, tensors, config, path)
+    return found
+
+
 def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     """Says which tensors are beside the model `prefix`.
 
@@ -150,7 +190,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         own = next((i for i, part in enumerate(parts) if part not in _BEFORE), len(parts) - 1)
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
-        if network or any(re.fullmatch(pattern, rest) for pattern in _BESIDE):
+        if network or matching(BESIDE, [rest]):
             beside.append(name)
         else:
             unknown.append(name)

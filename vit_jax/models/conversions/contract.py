@@ -16,6 +16,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.conversions.rules import Constant, LazyArray, Rule
+from vit_jax.models.conversions.skips import Skip
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -81,7 +82,7 @@ class DetectedModel:
       layout: which variant of the format's names the file has, where there are several; JSON.
       open: options whose value in `options` is only the likeliest. What the user says, or the model
         that the weights are for, takes precedence.
-      left_out: patterns of tensors that are not part of the model.
+      left_out: tensors that are not part of the model.
       assumed: further options that neither tensors nor what stands beside them contain: `options` has
         what the format's code, or the published models of that form, compute with.
     """
@@ -89,7 +90,7 @@ class DetectedModel:
     options: dict[str, Any]
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
     open: dict[str, Open] = dataclasses.field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Skip, ...] = ()
     assumed: tuple[str, ...] = ()
 
 
