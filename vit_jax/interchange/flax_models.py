@@ -14,7 +14,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import named, npz
+from vit_jax.interchange import named, npz, state_dicts
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 from vit_jax.interchange.opened import CheckpointFile
 
@@ -48,11 +48,11 @@ class FlaxFormat:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
         found = named.find_family(opened, self.name, named.requested_metadata(request), PREFIXES)
-        other = len(opened.tensors) - len(found.tensors)
+        other = [name for name in opened.tensors if not name.startswith(found.prefix)]
         if other:
             logging.info(
-                "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
-                opened.path, other, found.prefix,
+                "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped: %s",
+                opened.path, len(other), found.prefix, state_dicts.listed(other),
             )  # fmt: skip
         foreign = named.read_named(opened, found, self.name, request, {})
         foreign.layout["prefix"] = found.prefix

@@ -197,13 +197,14 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     if unknown:
         raise CheckpointError(
             f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
-            f"{_some(unknown)}"
+            f"{listed(unknown)}"
         )
     if beside:
-        logging.info("%s: skipped, beside the model %s: %s", path, prefix, _some(beside))
+        logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(beside))
 
 
-def _some(names: list[str], most: int = 12) -> str:
+def listed(names: list[str], most: int = 12) -> str:
+    """The first of some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

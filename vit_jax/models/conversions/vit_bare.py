@@ -60,7 +60,7 @@ def _dinov3(shapes: contract.Shapes, at: str) -> dict[str, Any] | None:
         "num_hidden_layers": contract.count_layers(shapes, rf"{at}layer\.(\d+)\."),
         "intermediate_size": shapes[f"{layer}mlp.up_proj.weight"][0],
         "use_gated_mlp": gated,
-        "hidden_act": "silu" if gated else "gelu",
+        **({"hidden_act": "silu"} if gated else {}),
         "num_register_tokens": shapes.get(f"{at}embeddings.register_tokens", (1, 0))[1],
         **{name: tensor in shapes for name, tensor in biases.items()},
     }

@@ -232,11 +232,11 @@ def published_heads(options: Options) -> tuple[int | None, dict[str, Open]]:
     """The heads of the published ViTs of such sizes, and how open they are: asked for where there are none, or several.
 
     Args:
-      options: of a ViT, from which heads are missing or assumed.
+      options: of a ViT with a class token; its heads are assumed.
     """
-    names = (*_SIZES, "gated_mlp")
-    sizes = {name: options[name] for name in names if name in options and name != "patch"}
-    sizes["rope"] = options.get("rope", "none")
+    usual = {"gated_mlp": False, "rope": "none", "layer_scale": "none"}
+    sizes = {name: options[name] for name in ("depth", "width", "mlp_dim")} | {"class": True}
+    sizes |= {name: options.get(name, value) for name, value in usual.items()}
     values: dict[Any, list[str]] = {}
     for architecture, other in _published_with(sizes):
         values.setdefault(other["heads"], []).append(architecture)

@@ -76,7 +76,7 @@ def _frequencies(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
 _BESIDE = (
     Skip(r"(.*\.)?mask_token", "stands for patches that pre-training hides, and no image has any"),
     Skip(r"decoder\..*", "predicts hidden patches", "a decoder"),
-    Skip(r"text_model\..*", "reads texts", "the text tower"),
+    Skip(r"text_model\..*", "reads texts, not images", "the text tower"),
     Skip("logit_(scale|bias)", "of the loss between images and texts", "the text tower"),
     Skip(r"(text|visual)_projection\.weight", "leads to where images meet texts", "the text tower"),
     Skip(
