@@ -152,7 +152,7 @@ def prefixes(names: Iterable[str]) -> list[str]:
 
 
 def left_out(
-    own: Sequence[Skip],
+    own: Sequence[Skip | str],
     tensors: Mapping[str, LazyArray],
     known: Collection[str],
     config: ClassifierConfig,

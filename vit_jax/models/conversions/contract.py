@@ -82,7 +82,7 @@ class DetectedModel:
       layout: which variant of the format's names the file has, where there are several; JSON.
       open: options whose value in `options` is only the likeliest. What the user says, or the model
         that the weights are for, takes precedence.
-      left_out: tensors that are not part of the model.
+      left_out: tensors that are not part of the model; of a family of one's own patterns will do.
       assumed: further options that neither tensors nor what stands beside them contain: `options` has
         what the format's code, or the published models of that form, compute with.
     """
@@ -90,7 +90,7 @@ class DetectedModel:
     options: dict[str, Any]
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
     open: dict[str, Open] = dataclasses.field(default_factory=dict)
-    left_out: tuple[Skip, ...] = ()
+    left_out: tuple[Skip | str, ...] = ()
     assumed: tuple[str, ...] = ()
 
 

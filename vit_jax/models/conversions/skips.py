@@ -46,9 +46,11 @@ def speaks_of_positions(name: str) -> bool:
     return bool(_POSITIONS.search(name))
 
 
-def matching(skips: Iterable[Skip], names: Iterable[str]) -> dict[str, Skip]:
-    """The names that are left out, each with the first skip that matches it."""
-    skips = tuple(skips)
+def matching(skips: Iterable[Skip | str], names: Iterable[str]) -> dict[str, Skip]:
+    """The names that are left out, each with the first skip that matches it. A pattern alone may stand for a skip."""
+    skips = [
+        Skip(one, "its family leaves it out") if isinstance(one, str) else one for one in skips
+    ]
     found = {n: next((s for s in skips if re.fullmatch(s.pattern, n)), None) for n in names}
     return {name: skip for name, skip in found.items() if skip}
 
@@ -81,7 +83,7 @@ def check_computed(
 
 
 def refuse_lost_positions(
-    config: ClassifierConfig, names: Iterable[str], skips: Iterable[Skip], source: Any
+    config: ClassifierConfig, names: Iterable[str], skips: Iterable[Skip | str], source: Any
 ) -> None:
     """Raises `CheckpointError` for a model without positions whose file has a tensor that speaks of some.
 
@@ -91,8 +93,9 @@ def refuse_lost_positions(
     """
     if config.knows_places:
         return
-    others = matching((skip for skip in skips if skip.network), names := list(names))
-    lost = [name for name in names if speaks_of_positions(name) and name not in others]
+    spoken = [name for name in names if speaks_of_positions(name)]
+    of_others = [skip for skip in skips if isinstance(skip, Skip) and skip.network]
+    lost = [name for name in spoken if not matching(of_others, [name])]
     if lost:
         raise CheckpointError(
             f"{source} would be read as a model without positions, and it has {', '.join(lost[:3])}: its network is "
