@@ -5,8 +5,8 @@ import pytest
 import torch
 from torchmetrics.detection import PanopticQuality
 
-from vit_jax.data.masks import IGNORED
-from vit_jax.data.segments import classes_of, things_of
+from vit_jax.data.labels.masks import IGNORED
+from vit_jax.data.labels.segments import classes_of, things_of
 from vit_jax.evaluation.panoptic import FALSE, MISSED, TRUE, counts_of, measures, segment_map
 
 CLASSES, THINGS = tuple("abcd"), (False, True, True, False)

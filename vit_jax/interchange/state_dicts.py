@@ -14,10 +14,10 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.interchange.conversions import skips
+from vit_jax.interchange.conversions.skips import Skip, matching
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.conversions import skips
-from vit_jax.models.conversions.rules import LazyArray
-from vit_jax.models.conversions.skips import Skip, matching
 
 # Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
 KEYS = (
@@ -174,6 +174,33 @@ def left_out(
         logging.info("%s: skipped, not part of the model: %s", path, skips.text(found))
     skips.check_computed(found, tensors, config, path)
     return found
+
+
+def refuse_lost_positions(
+    own: Sequence[Skip | str],
+    names: Iterable[str],
+    prefix: str,
+    config: ClassifierConfig,
+    path: epath.Path,
+) -> None:
+    """Raises `CheckpointError` for a model without positions whose file has a tensor that speaks of some.
+
+    Args:
+      own: what its format leaves out; other networks' positions do not count, there and beside the model.
+      names: of all tensors of the file.
+      prefix: of the model's.
+    """
+    if config.knows_places:
+        return
+    spoken = [n.removeprefix(prefix) for n in names if skips.speaks_of_positions(n)]
+    every = [skip for skip in (*own, *EXTRAS, *BESIDE) if isinstance(skip, Skip)]
+    others = matching([skip for skip in every if skip.network], spoken)
+    lost = [name for name in spoken if name not in others]
+    if lost:
+        raise CheckpointError(
+            f"{path} would be read as a model without positions, and it has {listed(lost, 3)}: its network is none "
+            "of those that are read here, or its options say something else of it"
+        )
 
 
 def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
