@@ -129,6 +129,12 @@ def test_their_classifier_reads_the_class_token_beside_the_mean(tmp_path, images
         assert np.asarray(found[each]).tobytes() == tensor.tobytes(), each
 
 
+def test_a_classifier_without_its_network_is_refused(tmp_path):
+    head = {"weight": np.ones((5, 256), np.float32), "bias": np.ones(5, np.float32)}
+    with pytest.raises(CheckpointError, match="holds one layer, .* after 'linear_head.'"):
+        formats.read_checkpoint(save(head, tmp_path / "head.pth"))
+
+
 def test_a_teachers_checkpoint_is_read_from_its_chunks_and_beside_its_heads(tmp_path):
     tensors = tensors_of("S")
     chunks = {name.replace("blocks.", "blocks.0."): x for name, x in tensors.items()}

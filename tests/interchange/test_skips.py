@@ -15,7 +15,7 @@ import vit_jax
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, state_dicts
 from vit_jax.interchange.conversions.rules import Rule
-from vit_jax.interchange.conversions.skips import Skip, matching, speaks_of_positions
+from vit_jax.interchange.conversions.skips import Skip, is_about_positions, matching
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.models import registry
 
@@ -105,12 +105,12 @@ def is_skip(node) -> bool:
 
 
 def test_none_speaks_of_the_models_positions_unless_it_is_compared():
-    assert all(speaks_of_positions(name) for name in OWN)
+    assert all(is_about_positions(name) for name in OWN)
     for skip in all_skips().values():
         if not skip.computed:
             assert not matching([skip], OWN), skip
             # Another network's begin with its name, so that the model's own are none of them.
-            spoken = speaks_of_positions(skip.pattern.replace("(", ".").replace("|", "."))
+            spoken = is_about_positions(skip.pattern.replace("(", ".").replace("|", "."))
             assert skip.network or not spoken, skip
 
 

@@ -183,7 +183,7 @@ def refuse_lost_positions(
     config: ClassifierConfig,
     path: epath.Path,
 ) -> None:
-    """Raises `CheckpointError` for a model without positions whose file has a tensor that speaks of some.
+    """Raises `CheckpointError` for a model without positions whose file has a tensor that is about some.
 
     Args:
       own: what its format leaves out; other networks' positions do not count, there and beside the model.
@@ -192,7 +192,7 @@ def refuse_lost_positions(
     """
     if config.knows_places:
         return
-    spoken = [n.removeprefix(prefix) for n in names if skips.speaks_of_positions(n)]
+    spoken = [n.removeprefix(prefix) for n in names if skips.is_about_positions(n)]
     every = [skip for skip in (*own, *EXTRAS, *BESIDE) if isinstance(skip, Skip)]
     others = matching([skip for skip in every if skip.network], spoken)
     lost = [name for name in spoken if name not in others]

@@ -1,7 +1,7 @@
-"""Tensors of a file that are no part of the model: which names readers leave out, each with the reason.
+"""Tensors of a file that are no part of the model: which names readers skip, each with the reason.
 
-A name that speaks of positions is left out only where its values are compared with what the model computes, or where
-it is another network's. tests/interchange/test_skips.py lists all of them.
+A tensor of positions is skipped only where its values are compared with what the model computes, or where it is another
+network's. tests/interchange/test_skips.py lists all of them.
 """
 
 import re
@@ -21,7 +21,7 @@ _POSITIONS = re.compile(
 
 
 class Skip(NamedTuple):
-    """What readers leave out.
+    """What readers skip.
 
     Attributes:
       pattern: of whole names, without what stands before all names of the model.
@@ -37,20 +37,18 @@ class Skip(NamedTuple):
     computed: Callable[[np.ndarray, ClassifierConfig], np.ndarray] | None = None
 
 
-def speaks_of_positions(name: str) -> bool:
-    """Whether a tensor's name says that it has to do with places of tokens.
+def is_about_positions(name: str) -> bool:
+    """Whether a tensor has to do with places of tokens, by its name.
 
-    >>> [speaks_of_positions(n) for n in ("pos_embed", "rope_embed.periods", "decoder_pos_embed", "proj.weight")]
+    >>> [is_about_positions(n) for n in ("pos_embed", "rope_embed.periods", "decoder_pos_embed", "proj.weight")]
     [True, True, True, False]
     """
     return bool(_POSITIONS.search(name))
 
 
 def matching(skips: Iterable[Skip | str], names: Iterable[str]) -> dict[str, Skip]:
-    """The names that are left out, each with the first skip that matches it. A pattern alone may stand for a skip."""
-    skips = [
-        Skip(one, "its family leaves it out") if isinstance(one, str) else one for one in skips
-    ]
+    """The names that are skipped, each with the first `Skip` that matches it. A pattern alone may stand for one."""
+    skips = [Skip(one, "its family skips it") if isinstance(one, str) else one for one in skips]
     found = {n: next((s for s in skips if re.fullmatch(s.pattern, n)), None) for n in names}
     return {name: skip for name, skip in found.items() if skip}
 
@@ -69,7 +67,7 @@ def check_computed(
     config: ClassifierConfig,
     source: Any,
 ) -> None:
-    """Raises `CheckpointError` where the model computes something else in place of a tensor that is left out."""
+    """Raises `CheckpointError` where the model computes something else in place of a tensor that is skipped."""
     for name, skip in skipped.items():
         if skip.computed is None:
             continue

@@ -63,14 +63,14 @@ class HuggingFace(HuggingFaceConversion):
 
     def _recognise_bare(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """Of a file without config.json; its layout keeps what tensors tell of one, `bare`."""
-        told = vit_bare.fields(shapes, metadata)
-        if told is None:
+        stated = vit_bare.fields(shapes, metadata)
+        if stated is None:
             return None
-        found = self.recognise(shapes, dict(metadata) | told)
+        found = self.recognise(shapes, dict(metadata) | stated)
         if found is None:
             return None
         heads, left_open = vit_options.published_heads(found.options)
-        options, layout = found.options | {"heads": heads}, found.layout | {"bare": told}
+        options, layout = found.options | {"heads": heads}, found.layout | {"bare": stated}
         return dataclasses.replace(found, options=options, layout=layout, open=left_open)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
