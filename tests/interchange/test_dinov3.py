@@ -13,6 +13,7 @@ from tests.interchange import dinov3_files
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading, safetensors
+from vit_jax.interchange.conversions import vit_dinov3
 from vit_jax.models import registry
 
 torch = pytest.importorskip("torch")
@@ -82,6 +83,17 @@ def test_their_own_files_compute_as_in_transformers_and_come_back(tmp_path, imag
         for each, tensor in tensors.items():
             assert np.asarray(found[each]).tobytes() == tensor.tobytes(), each
     assert formats.read_checkpoint(tmp_path / "b.safetensors").model_config == config
+
+
+def test_half_precision_comes_back_too(tmp_path):
+    tensors = {n: torch.from_numpy(x).to(torch.bfloat16) for n, x in tensors_of("S").items()}
+    torch.save(tensors, tmp_path / "own.pth")
+    loading.convert(tmp_path / "own.pth", tmp_path / "run", "orbax", image_size=SIZE)
+    loading.convert(tmp_path / "run", tmp_path / "again.safetensors", "authors")
+    found = safetensors.read(tmp_path / "again.safetensors")[0]
+    for name, tensor in tensors.items():
+        again = np.asarray(found[name])
+        assert again.tobytes() == tensor.view(torch.int16).numpy().tobytes(), name
 
 
 @pytest.mark.parametrize("name", ["S", "7B"])
@@ -183,6 +195,30 @@ def test_the_released_sizes_are_known_by_their_tensors(tmp_path, name):
         "bicubic",
     )
     path.unlink()
+    if name == "vit7b16":
+        definition, params = registry.abstract(config)
+        images = jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32)
+        output = jax.eval_shape(lambda p, x: nnx.merge(definition, p)(x), params, images)
+        assert output.tokens.shape == (1, 1 + 196, 4096)
+
+
+def test_images_of_satellites_are_prepared_in_their_own_way():
+    config = registry.model_config("ViT-L/16", image_size=224, num_classes=0)
+    name = "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
+    assert vit_dinov3.DINOv3().preprocessing_named(["weights", name], config).mean[0] == 0.430
+
+
+def test_a_checkpoint_that_an_earlier_version_made_without_positions_is_warned_of(tmp_path, caplog):
+    absl.logging.get_absl_logger().propagate = True
+    config = registry.model_config(
+        "ViT-mu/4", image_size=8, num_classes=0, position="none", registers=4
+    )
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(config)[1])
+    layout = {"format": "timm", "renamed": {"reg_token": "storage_tokens"}}
+    foreign = formats.LoadedCheckpoint(config, params, layout=layout)
+    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
+    formats.read_checkpoint(tmp_path / "run")
+    assert "lost its rotary positions: convert that file again" in caplog.text
 
 
 def test_weights_of_transformers_are_written_for_their_own_code(tmp_path, images):
