@@ -67,7 +67,9 @@ def constants(
 
 
 def _shortest(value: np.ndarray, new: np.ndarray) -> int | float | list | None:
-    """See `constants`; the bits are kept."""
+    """A constant's value as `constants` gives it: nothing for that of a new file, one number for all of its values; the
+    bits stay.
+    """
     if value.shape == new.shape and value.tobytes() == new.astype(value.dtype).tobytes():
         return None
     first = value.reshape(-1)[:1]

@@ -93,7 +93,9 @@ class DINOv3(vit_timm.Timm):
         )
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        """See `Conversion`; `prefix` is of all names but the head's, `masked` and `local_norm` say what a file has."""
+        """Which tensors are which parameters. Of `layout`, `prefix` is of all names but the head's; `masked` and
+        `local_norm` are what a file has.
+        """
         at, width, size = layout["prefix"], config.width, config.width // config.heads // 4
         found: list[Rule | Constant] = []
         for rule in super().rules(config, layout):

@@ -222,12 +222,12 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def knows_places(self) -> bool:
-        """See `ClassifierConfig`."""
+        """Whether tokens have positions of any kind."""
         return self.position != "none" or self.rope != "none"
 
     @property
     def known_as(self) -> tuple[str, str]:
-        """See `ClassifierConfig`."""
+        """'DINOv3' and its name there for models of its structure; the name '' where ViTs of that size are listed."""
         if self.rope != "centred" or self.layer_scale != "all" or self.norm != "layer":
             return "", ""
         sizes = (self.depth, self.width, self.mlp_dim, self.heads)
@@ -235,7 +235,7 @@ class PublishedViTConfig(VisionTransformerConfig):
         return "DINOv3", f"ViT-{size}/{self.patch}" if size else ""
 
     def may_be_called(self, name: str) -> bool:
-        """See `ClassifierConfig`: a DeiT has neither rotary positions, registers nor gated MLPs."""
+        """Whether it is no DeiT's name, or it has neither rotary positions, registers nor gated MLPs."""
         later = self.rope != "none" or self.registers or self.gated_mlp
         return not (later and name.startswith("DeiT-"))
 
