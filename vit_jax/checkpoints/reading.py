@@ -26,9 +26,9 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import buckets, patterns, places, schema
+from vit_jax.base import buckets, limits, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import descriptions, fingerprints, lora, storage
+from vit_jax.checkpoints import descriptions, fingerprints, handlers, lora, storage
 from vit_jax.checkpoints.objective_weights import Own, abstract_own, own_parts, trained_networks
 from vit_jax.compute import digests
 from vit_jax.config import default_config
@@ -92,8 +92,8 @@ def read_description(folder: epath.Path) -> dict:
     try:
         description = handler.restore(epath.Path(folder) / "description", args=args)
     except Exception as error:
-        if storage.is_unavailable(folder, error):
-            raise buckets.failure(str(folder), error) from error
+        if failure := storage.failure(folder, error):
+            raise failure from error
         if not isinstance(error, OSError | ValueError):
             raise
         raise CheckpointError(
@@ -295,13 +295,13 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        restored = ocp.PyTreeCheckpointHandler().restore(
+        restored = ocp.PyTreeCheckpointHandler(type_handler_registry=handlers.READING).restore(
             storage.readable(folder / "state"), args=args
         )
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
-        if storage.is_unavailable(folder, error):
-            raise buckets.failure(str(folder), storage.why(error)) from error
+        if failure := storage.failure(folder, error):
+            raise failure from error
         raise CheckpointError(f"{folder} is damaged: {storage.why(error)}") from error
     # What Orbax does not find it leaves as it was asked for.
     for name, leaf in patterns.named(restored).items():
@@ -321,8 +321,10 @@ def everywhere(read: Callable[[], dict]) -> dict:
     Raises:
       CheckpointError: it failed somewhere; the same in all processes.
       ConfigError, buckets.Unreachable: somewhere storage did not answer; the same in all processes.
+      limits.MachineError: somewhere there were no descriptors or was no memory; the same in all processes.
     """
-    kinds = {kind.__name__: kind for kind in (buckets.Unreachable, ConfigError, CheckpointError)}
+    passing = (buckets.Unreachable, limits.MachineError)
+    kinds = {kind.__name__: kind for kind in (*passing, ConfigError, CheckpointError)}
     result, failure = {}, ""
     try:
         result = read()

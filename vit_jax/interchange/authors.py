@@ -26,9 +26,14 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     found = tensors_by_name.find_family(
         file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes
     )
-    return tensors_by_name.with_header(
+    checkpoint = tensors_by_name.with_header(
         tensors_by_name.read_named(file, found, NAME, request, stated), file
     )
+    if file.header:
+        return checkpoint
+    conversion = found.conversion.of(checkpoint.model_config)
+    prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
+    return tensors_by_name.with_preprocessing(checkpoint, prepared)
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them.
+"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them, and their files of weights alone.
 
 `config.json` says what the model is, `model.safetensors` has the tensors,
 `preprocessor_config.json` says how images are prepared. The families say which classes of theirs
@@ -47,10 +47,12 @@ _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast
 
 
 def recognises(file: CheckpointFile) -> bool:
-    """Whether this is a folder whose config.json names a model of a family."""
-    return "model_type" in file.config and tensors_by_name.is_found(
-        file, NAME, metadata=file.config
-    )
+    """Whether this is a folder whose config.json names a model of a family, or a file with a family's names."""
+    if file.container == "folder":
+        is_theirs = "model_type" in file.config
+        return is_theirs and tensors_by_name.is_found(file, NAME, metadata=file.config)
+    pytorch_file = file.container in ("safetensors", "pickle")
+    return pytorch_file and tensors_by_name.is_found(file, NAME, prefixes=file.prefixes)
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
@@ -59,9 +61,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
     metadata = file.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = tensors_by_name.find_family(
-        file, NAME, metadata | tensors_by_name.requested_metadata(request)
-    )
+    metadata |= tensors_by_name.requested_metadata(request)
+    found = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
     checkpoint = tensors_by_name.read_named(file, found, NAME, request, {})
     config = checkpoint.model_config
     if processor:
@@ -70,7 +71,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             tensors_by_name.with_preprocessing(checkpoint, stated), preprocessing=stated
         )
     checkpoint.classes = _classes(file.config, config.num_classes)
-    checkpoint.layout["config"] = file.config
+    if file.config:
+        checkpoint.layout["config"] = file.config
     return checkpoint
 
 

@@ -80,6 +80,12 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         also = patterns.names({name: tree for name, tree in params.items() if name != ADAPTERS})
         unmerged = Unmerged(params[ADAPTERS], tuple(also), description[BASE]["path"])
         params = lora.whole_model(folder, description, params, like, stored)
+    renamed = description.get(LAYOUT, {}).get("renamed", {})
+    if "storage_tokens" in renamed.values() and not config.knows_places:
+        logging.warning(
+            "%s was converted from a file of DINOv3 by an earlier version, which lost its rotary positions: convert "
+            "that file again", folder,
+        )  # fmt: skip
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
     data = filled.data

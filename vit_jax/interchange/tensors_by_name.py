@@ -152,14 +152,13 @@ def read_named(
             "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
     config = configure(found.family.Config, options, request.overrides)
-    tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
+    conversion = found.conversion.of(config)
+    tensors, reshaped = conversion.prepared(found.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
-    table = found.conversion.rules(config, recognised.layout)
+    table = conversion.rules(config, recognised.layout)
     known = translation.specs(table, patterns.union(*like))
-    extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
-    left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
-    if left_out:
-        logging.info("%s: skipped, not part of the model: %s", path, ", ".join(left_out))
+    left_out = state_dicts.left_out(recognised.left_out, tensors, known, config, path)
+    state_dicts.refuse_lost_positions(recognised.left_out, file.tensors, found.prefix, config, path)
     if found.prefix and file.container != "npz":
         state_dicts.check_beside(file.tensors, found.prefix, path)
     wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]
@@ -183,7 +182,7 @@ def read_named(
         "constants": translation.constants(table, tensors, source=path),
     }
     layout |= recognised.layout
-    preprocessing = found.conversion.preprocessing(config)
+    preprocessing = conversion.preprocessing(config)
     known = {*stated, *request.overrides, *taken}
     assumed = dict.fromkeys((*recognised.open, *recognised.assumed))
     assumed = [n for n in assumed if n not in known and hasattr(config, n)]
@@ -232,6 +231,7 @@ def conversion_of(
             f"{path} is not written: the format {format} has no {registry.family_name(family)} models; "
             f"these have: {', '.join(others)}"
         )
+    conversion = conversion.of(config)
     refuse_other_conventions(config, conversion.conventions, format, path)
     if not as_it_was and (reason := conversion.refusal(config)):
         raise CheckpointError(f"{path} is not written: {reason}")

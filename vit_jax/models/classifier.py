@@ -108,6 +108,22 @@ class ClassifierConfig:
         return False
 
     @property
+    def knows_places(self) -> bool:
+        """Whether the network tells a token's place: by positions, or by convolutions or layers across tokens."""
+        return True
+
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """The paper whose model it is, and its name there, such as ('DINOv3', 'ViT-S+/16'); '' where listed names say
+        it.
+        """
+        return "", ""
+
+    def may_be_called(self, name: str) -> bool:
+        """Whether the models that a listed name stands for may have the parts that this one has."""
+        return True
+
+    @property
     def exit_flops(self) -> tuple[int, ...]:
         """Operations of one image up to each early exit, all that came before included, counted as
         `flops` are; () for a model without early exits. See `contract.Exiting`.

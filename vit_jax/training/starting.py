@@ -53,12 +53,9 @@ class Start:
           CheckpointError: there are checkpoints, and none can be read; or the one to start from.
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
-        newest = max(self.checkpoints.steps(), default=0)
-        restored = self._restored(newer_than=newest)
-        if self.tier and restored and (step := restored[0]) < newest:
-            # That of `newest` was damaged: local disks may have a newer one than what is before it.
-            restored = None  # Devices need not hold both.
-            restored = self._restored(newer_than=step)
+        restored = self.checkpoints.restore_latest(
+            self.like.parts(), self._check_same_run, self._restored_locally
+        )
         if restored:
             step, parts = restored
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
@@ -77,14 +74,12 @@ class Start:
         self._check_base(state)
         return self._with_teacher(state)
 
-    def _restored(self, newer_than: int) -> tuple[int, dict] | None:
-        """A step and its state: from local disks if they have one above `newer_than`, else from the workdir."""
-        if self.tier:
-            steps = self.checkpoints.steps()
-            restored = self.tier.restore(newer_than, lambda saved: self._check_local(saved, steps))
-            if restored:
-                return restored
-        return self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
+    def _restored_locally(self, steps: list[int]) -> tuple[int, dict] | None:
+        """The state on local disks, if it is newer than the good checkpoints of `steps` in the workdir."""
+        if self.tier is None:
+            return None
+        newest = max(steps, default=0)
+        return self.tier.restore(newest, lambda saved: self._check_local(saved, steps))
 
     def _check_base(self, state: TrainState) -> None:
         """Notes where the base below adapters is, and its fingerprint.
@@ -117,7 +112,7 @@ class Start:
 
     def _check_local(self, saved: dict, steps: list[int]) -> None:
         """Raises `ConfigError` unless the run can continue from a local checkpoint, beside those of
-        `steps` in the workdir.
+        `steps` in the workdir, which are not known to be damaged.
         """
         best = saved["best"] if self.assembly.config.checkpoint.best else None
         if best and best["step"] not in steps:

@@ -16,6 +16,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.sizes import Size
 from vit_jax.interchange.conversions.rules import Constant, Rule
+from vit_jax.interchange.conversions.skips import Skip
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.preprocessing import Preprocessing
 from vit_jax.objectives.contract import SavedObjective
@@ -62,7 +63,7 @@ class DetectedModel:
       layout: which variant of the format's names the file has, where there are several; JSON.
       open: options whose value in `options` is only the likeliest. What the user says, or the model
         that the weights are for, takes precedence.
-      left_out: patterns of tensors that are not part of the model.
+      left_out: tensors that are not part of the model; of a family of one's own patterns will do.
       assumed: further options that neither tensors nor what stands beside them contain: `options` has
         what the format's code, or the published models of that form, compute with.
     """
@@ -70,7 +71,7 @@ class DetectedModel:
     options: dict[str, Any]
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
     open: dict[str, Open] = dataclasses.field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Skip | str, ...] = ()
     assumed: tuple[str, ...] = ()
 
 
@@ -114,6 +115,18 @@ class Conversion:
         """The variant of the names that a new file gets."""
         return {}
 
+    def of(self, config: ClassifierConfig) -> "Conversion":
+        """What converts a model of this config, where a family has several under one format."""
+        return self
+
+    def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """A file's tensors as `rules` take them, where the format's code computes what it uses of them.
+
+        Raises:
+          CheckpointError: one of those that belong together is missing.
+        """
+        return dict(tensors)
+
     def refusal(self, config: ClassifierConfig) -> str:
         """Why the other code cannot compute a model, beside `conventions`; '' if it can."""
         return ""
@@ -124,6 +137,12 @@ class Conversion:
 
     def preprocessing(self, config: ClassifierConfig) -> Preprocessing | None:
         """How images are prepared where the file does not say it; `None` if the code has several ways."""
+        return None
+
+    def preprocessing_named(
+        self, parts: Iterable[str], config: ClassifierConfig
+    ) -> Preprocessing | None:
+        """How images are prepared for the published model that the parts of a path name; `None` if they name none."""
         return None
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ _PLACES = {
         "big_vision": "vit_jax.interchange.conversions.vit_flax:BigVision",
         "timm": "vit_jax.interchange.conversions.vit_timm:Timm",
         "huggingface": "vit_jax.interchange.conversions.vit_huggingface:HuggingFace",
-        "authors": "vit_jax.interchange.conversions.vit_5:Authors",
+        "authors": "vit_jax.interchange.conversions.vit_authors:Authors",
     },
     "hybrid": {
         "official": "vit_jax.interchange.conversions.hybrid:Official",
