@@ -230,7 +230,7 @@ def test_the_config_chooses_among_the_families(batch, monkeypatch, values, funct
         called[function] = (args, kwargs)
         return 255 - images
 
-    monkeypatch.setattr(aug, function, note)
+    monkeypatch.setitem(aug.POLICIES, function, note)
     config = dataclasses.replace(NOTHING, **values)
     out, _ = aug.augment(*batch, jax.random.key(0), config, mean=MEAN, std=STD)
     np.testing.assert_array_equal(out, aug.normalize(255 - batch[0], MEAN, STD, jnp.float32))
