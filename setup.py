@@ -74,10 +74,10 @@ setup(
     package_data={
         "vit_jax": [
             "py.typed",
-            "data/imagenet_classes.tsv",
-            "models/conversions/published.json",
+            "data/labels/imagenet_classes.tsv",
+            "models/published.json",
             "serving/page.html",
-            "training/curves.json",
+            "training/upkeep/curves.json",
         ]
     },
     install_requires=[

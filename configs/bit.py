@@ -19,7 +19,7 @@ big_vision, softmax for S, for M and L sigmoid with a bias of -10; no clipping.
 
 from vit_jax import recipes
 from vit_jax.config import default_config
-from vit_jax.models import resnet
+from vit_jax.models.zoo import resnet
 
 # Data set, trained on, evaluated on, classes; epochs, and after how many of them the rate falls.
 KINDS = {

@@ -20,7 +20,7 @@ is taken from there.
 
 from vit_jax import recipes
 from vit_jax.config import default_config
-from vit_jax.models import crossvit
+from vit_jax.models.zoo import crossvit
 
 SIZES = [name.removeprefix("CrossViT-") for name in crossvit.VARIANTS]
 

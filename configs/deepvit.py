@@ -14,7 +14,7 @@ at the smallest rate are skipped. An average (--config.optim.ema=0.99996) is kep
 """
 
 from vit_jax import recipes
-from vit_jax.models import deepvit
+from vit_jax.models.zoo import deepvit
 
 
 def get_config(arg="S"):

@@ -15,7 +15,7 @@ Expect, L/16, ImageNet top-1 % of frozen features: k-NN 81.6, linear 82.9 (the a
 steps of 2,048 images, 1,250 of which they call an epoch). For B/16 and S/16 none are published.
 
 As that run does it: centring (Sinkhorn-Knopp: --config.objective.centering=sinkhorn), one head, learned
-positions, no registers; but stochastic depth grows with the layer. `vit_jax/objectives/dino.py` says what else
+positions, no registers; but stochastic depth grows with the layer. `vit_jax/objectives/dino/dino.py` says what else
 is not theirs.
 """
 

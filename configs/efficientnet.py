@@ -25,7 +25,7 @@ no early stopping on held-out images is done.
 
 from vit_jax import recipes
 from vit_jax.config import default_config
-from vit_jax.models.efficientnet import SIZES
+from vit_jax.models.zoo.efficientnet import SIZES
 
 # RandAugment's magnitude (local_scripts/imagenet of the students' code); smaller ones have none.
 MAGNITUDES = {"B2": 6, "B3": 12, "B4": 15, "B5": 18, "B6": 24, "B7": 27, "L2": 27}

@@ -11,7 +11,7 @@ The paper trains as DeiT does (configs/deit.py), with dropout of 0.1.
 """
 
 from vit_jax import recipes
-from vit_jax.models import feed_forward
+from vit_jax.models.zoo import feed_forward
 
 
 def get_config(arg="B/16"):

@@ -39,7 +39,7 @@ the authors' code, so that one accelerator can do it; with memory to spare, --co
 
 from vit_jax import recipes
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.sources.named import NAMED, VTAB
+from vit_jax.data.sources.known_sets import NAMED, VTAB
 
 # Trained on, evaluated on, steps (Table 4), warm-up, rate. Those held out are for choosing.
 TASKS = {

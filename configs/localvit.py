@@ -11,7 +11,7 @@ The authors' code (ofsoundof/LocalViT) trains as DeiT's does, 128 images on each
 """
 
 from vit_jax import recipes
-from vit_jax.models import localvit
+from vit_jax.models.zoo import localvit
 
 
 def get_config(arg="T"):

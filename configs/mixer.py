@@ -33,7 +33,7 @@ that ends at 1e-5, as big_vision has them.
 from vit_jax import recipes
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
-from vit_jax.models import mixer
+from vit_jax.models.zoo import mixer
 
 # Table 4, by data and size: epochs, rate, weight decay, level of augmentation, stochastic depth.
 TABLE_4 = {

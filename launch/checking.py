@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 
 from launch import local
-from vit_jax.base import shipped, subprocesses
+from vit_jax.base import subprocesses
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
+from vit_jax.recipes import shipped
 
 IMAGE_BYTES = 110e3  # of a file, more or less; for what reading from another region costs
 _SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"

@@ -26,7 +26,7 @@ HUB = ("config.json", "preprocessor_config.json", "model.safetensors")
 
 def images() -> tuple[dict[str, bytes], Callable[[str, bytes], bool]]:
     """Files, and what decodes one: whether it was refused."""
-    from vit_jax.data import decode
+    from vit_jax.data.decoding import decode
     from vit_jax.data.options import Data
 
     files = whole_files()
@@ -51,7 +51,7 @@ def checkpoints() -> tuple[dict[str, bytes], Callable[[str, bytes], bool]]:
     import jax
 
     from vit_jax.base.errors import UserError
-    from vit_jax.interchange import formats, opened
+    from vit_jax.interchange import checkpoint_file, formats
 
     folder = pathlib.Path(tempfile.mkdtemp())
     files, numbers = _small_checkpoints(folder), itertools.count()
@@ -72,7 +72,7 @@ def checkpoints() -> tuple[dict[str, bytes], Callable[[str, bytes], bool]]:
             assert len(str(error)) < 50_000, str(error)[:500]
             return True
         finally:
-            opened.forget()
+            checkpoint_file.forget()
             for one in place.iterdir():
                 one.unlink()
             place.rmdir()
@@ -97,9 +97,9 @@ def _small_checkpoints(folder: pathlib.Path) -> dict[str, bytes]:
         formats.LoadedCheckpoint(config, weights, named, prepared), folder / "own.npz", "official"
     )
     config = dataclasses.replace(config, activation="gelu")
-    foreign = formats.LoadedCheckpoint(config, weights, named, prepared)
-    formats.write_checkpoint(foreign, folder / "own.safetensors", "timm")
-    formats.write_checkpoint(foreign, folder / "hub", "huggingface")
+    checkpoint = formats.LoadedCheckpoint(config, weights, named, prepared)
+    formats.write_checkpoint(checkpoint, folder / "own.safetensors", "timm")
+    formats.write_checkpoint(checkpoint, folder / "hub", "huggingface")
     tensors, _ = safetensors.read(folder / "own.safetensors")
     state = {name: torch.tensor(np.array(tensor)) for name, tensor in tensors.items()}
     saved = {"state_dict_ema": state, "epoch": 3, "args": {"lr": 0.1}}

@@ -12,7 +12,7 @@ from vit_jax.base.errors import UserError
 from vit_jax.benchmarks import input as input_benchmark
 from vit_jax.benchmarks import step
 from vit_jax.config import default_config
-from vit_jax.data import decode
+from vit_jax.data.decoding import decode
 from vit_jax.models import registry
 
 

@@ -21,8 +21,8 @@ from vit_jax.devices import meshes
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import OWN
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, model_config_of, resolve
-from vit_jax.user_files import load_config
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}

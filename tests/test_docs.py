@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import user_files
 from vit_jax.base import settings
 from vit_jax.benchmarks import early_exit, step
 from vit_jax.benchmarks import input as step_input
@@ -28,6 +27,7 @@ from vit_jax.interchange import formats
 from vit_jax.interchange.loading import convert
 from vit_jax.models import registry
 from vit_jax.planning import dry_run, fit, plan
+from vit_jax.recipes import user_files
 from vit_jax.studies import sweep
 from vit_jax.training import loop
 

@@ -16,7 +16,7 @@ from jax._src.clusters import cloud_tpu_cluster
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import engines, gpus, meshes, processes
 from vit_jax.devices.local import warn_of_few_cores
-from vit_jax.training import announce
+from vit_jax.training.upkeep import announce
 
 NODES, GPUS = 2, 8
 EIGHT = ",".join(map(str, range(GPUS)))

@@ -16,11 +16,11 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.reading import load_weights
 from vit_jax.data import batches
 from vit_jax.data.splits import select
+from vit_jax.recipes.user_files import load_config, load_recipe
 from vit_jax.studies.compare import compare, images_of
 from vit_jax.studies.runs import Run, find_runs, flat
 from vit_jax.studies.sweep import run_all
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.user_files import load_config, load_recipe
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "experiments"
 EXPERIMENTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}

@@ -11,8 +11,8 @@ import networkx
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "vit_jax"
 # From the ground up: a room may import those before it. Files beside the rooms are rooms of one file.
 ROOMS = (
-    "base", "devices", "pictures", "compute", "models", "data", "objectives", "optim", "config", "user_files",
-    "recipes", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
+    "base", "devices", "pictures", "compute", "models", "data", "objectives", "optim", "config", "recipes",
+    "user_files", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
     "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
 )  # fmt: skip
 # Names that modules share since they fulfil one contract (docs/design.md).

@@ -10,7 +10,7 @@ from PIL import Image
 
 import vit_jax
 from tests.integration.conftest import TINY
-from vit_jax.base import shipped
+from vit_jax.recipes import shipped
 
 
 def cells(name: str) -> list[tuple[str, bool]]:

@@ -14,10 +14,10 @@ import pytest
 
 from tests.conftest import QUICK
 from tests.integration.conftest import TINY
-from vit_jax import __version__, user_files
-from vit_jax.base import shipped
+from vit_jax import __version__
 from vit_jax.base.errors import ConfigError
 from vit_jax.planning import catalogue
+from vit_jax.recipes import shipped, user_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"

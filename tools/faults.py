@@ -158,7 +158,7 @@ FAULTS = {
         _DECODERS + "test_a_process_has_the_limits_of_time_and_memory_that_are_promised",
     ),
     "large_files_are_read": Fault(
-        "data/images.py", "if size > MOST_BYTES:", "if False:",
+        "data/decoding/images.py", "if size > MOST_BYTES:", "if False:",
         "tests/data/test_door.py::test_only_regular_files_of_bounded_size_are_read",
     ),
     "a_client_that_goes_leaves_a_traceback": Fault(

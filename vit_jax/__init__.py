@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vit_jax.config import default_config
     from vit_jax.interchange.loading import convert, load, load_weights
     from vit_jax.prediction.predict import Prediction
+    from vit_jax.recipes.user_files import load_config
     from vit_jax.training.loop import train
-    from vit_jax.user_files import load_config
 
 __version__ = "0.2.0"
 __all__ = [
@@ -41,7 +41,7 @@ _MODULES = {
     "convert": "vit_jax.interchange.loading",
     "default_config": "vit_jax.config",
     "load": "vit_jax.interchange.loading",
-    "load_config": "vit_jax.user_files",
+    "load_config": "vit_jax.recipes.user_files",
     "load_weights": "vit_jax.interchange.loading",
     "train": "vit_jax.training.loop",
 }

@@ -29,8 +29,8 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.interchange import formats, loading, named, pushing, remote
-from vit_jax.models import listing, registry
+from vit_jax.interchange import formats, listing, loading, pushing, remote, tensors_by_name
+from vit_jax.models import registry
 from vit_jax.prediction import overrides, predict
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
 from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images, some_images
@@ -258,7 +258,7 @@ class Run(reading.Run):
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
         if prepared.mean and prepared.std:
             names = (field.name for field in dataclasses.fields(formats.Preprocessing))
-            stated = named.preprocessing_of({name: prepared[name] for name in names})
+            stated = tensors_by_name.preprocessing_of({name: prepared[name] for name in names})
             found = dataclasses.replace(found, preprocessing=stated)
         found = dataclasses.replace(
             found, model_config=self.model_config, params=weights.params, variables=weights.variables

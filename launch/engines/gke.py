@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from launch import checking, flags, google_cloud, shell
 from vit_jax import __version__
-from vit_jax.base import shipped
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.devices import chips
+from vit_jax.recipes import shipped
 
 FLAGS = (
     "name", "topology", "slices", "chips_per_host", "image", "bucket", "spot", "service_account", "queue", "priority",

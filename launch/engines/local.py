@@ -5,8 +5,8 @@ import sys
 from types import SimpleNamespace
 
 from launch import checking, local, shell
-from vit_jax.base import shipped
 from vit_jax.devices.local import platform_of_children
+from vit_jax.recipes import shipped
 
 NUMBERS = ("processes", "devices_per_process", "max_restarts", "backoff", "grace")
 FLAGS = (*NUMBERS, "process_logs")

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 from launch import checking, flags, shell
 from vit_jax import __version__
-from vit_jax.base import shipped
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
+from vit_jax.recipes import shipped
 
 FLAGS = (
     "name", "topology", "nodes", "gpu", "gpus_per_node", "processes_per_node", "extra", "spot", "max_restarts", "env",

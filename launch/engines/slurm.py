@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 from launch import checking, flags, shell
-from vit_jax.base import shipped
+from vit_jax.recipes import shipped
 
 FLAGS = (
     "name", "nodes", "gpus_per_node", "processes_per_node", "queue", "max_restarts", "grace",

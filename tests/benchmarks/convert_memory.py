@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from vit_jax.base import patterns
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
-from vit_jax.models.conversions import rules
 
 
 def main(folder: str, model: str = "ViT-H/14") -> None:
@@ -41,11 +41,11 @@ def make(model: str, path: str) -> None:
     sizes = [4 * leaf.size / 2**30 for leaf in jax.tree.leaves(like)]
     print(f"{model}: {sum(sizes):.2f} GiB, the largest array {max(sizes):.2f} GiB")
 
-    def lazy(name: str, leaf) -> rules.LazyArray:
+    def lazy(name: str, leaf) -> LazyArray:
         def draw() -> np.ndarray:
             return np.random.default_rng(0).standard_normal(leaf.shape, np.float32) * 0.02
 
-        return rules.LazyArray(leaf.shape, np.dtype(np.float32), draw)
+        return LazyArray(leaf.shape, np.dtype(np.float32), draw)
 
     formats.write_checkpoint(
         formats.LoadedCheckpoint(config, patterns.map_named(lazy, like)), path, "official"

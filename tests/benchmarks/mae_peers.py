@@ -21,7 +21,7 @@ import transformers
 from vit_jax.benchmarks import step
 from vit_jax.benchmarks.breakdown import seconds_in_turn
 from vit_jax.benchmarks.context import context
-from vit_jax.user_files import load_config
+from vit_jax.recipes.user_files import load_config
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
 

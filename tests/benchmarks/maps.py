@@ -22,8 +22,8 @@ from vit_jax.config import default_config
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import make_features
 from vit_jax.prediction.images import find_images
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training import state as states
-from vit_jax.user_files import load_config
 
 WHAT = flags.DEFINE_list("what", ["step", "continue", "inference"], "what to time")
 MODEL = flags.DEFINE_string("model", "ViT-S/16", "the network")

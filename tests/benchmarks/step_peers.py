@@ -162,12 +162,12 @@ def written(parts, form: str, folder: str) -> str:
     """Our weights in another library's format."""
     assembly, _, state, _ = parts
     path = os.path.join(folder, form)
-    foreign = formats.LoadedCheckpoint(
+    checkpoint = formats.LoadedCheckpoint(
         assembly.model_config,
         jax.device_get(state.params),
         variables=jax.device_get(state.variables),
     )
-    formats.write_checkpoint(foreign, path, form)
+    formats.write_checkpoint(checkpoint, path, form)
     return path
 
 

@@ -15,10 +15,11 @@ from PIL import Image
 
 from vit_jax.base import schema
 from vit_jax.config import config_class
-from vit_jax.data import crops, decode, views
+from vit_jax.data import crops, views
+from vit_jax.data.decoding import decode
 from vit_jax.data.order import crop_draws
 from vit_jax.prediction.images import find_images
-from vit_jax.user_files import load_config
+from vit_jax.recipes.user_files import load_config
 
 IMAGES = flags.DEFINE_string("images", None, "a folder of JPEG files", required=True)
 FILES = flags.DEFINE_integer("files", 64, "how many of them")

@@ -17,9 +17,9 @@ from etils import epath
 
 from vit_jax.base.settings import with_fields
 from vit_jax.config import default_config
-from vit_jax.training import curves
 from vit_jax.training.loop import train
-from vit_jax.training.reference import BelowReference
+from vit_jax.training.upkeep import curves
+from vit_jax.training.upkeep.reference import BelowReference
 
 SEEDS = 5
 RATE = 2e-3  # the best of 0.001, 0.002, 0.003 and 0.01

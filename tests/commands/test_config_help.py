@@ -8,8 +8,8 @@ import pytest
 from vit_jax.base import schema
 from vit_jax.commands.config_help import WIDTH, config_help
 from vit_jax.config import config_class, default_config
-from vit_jax.models import vit_zoo
-from vit_jax.user_files import load_config
+from vit_jax.models.zoo import vit_zoo
+from vit_jax.recipes.user_files import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs").glob("*.py"))

@@ -15,7 +15,7 @@ from tests.compute.attention_reference import distances, draw, exactness, refere
 from vit_jax.compute import attend, rope, tpu_attention
 from vit_jax.devices import meshes
 from vit_jax.models.layers import layer_norm
-from vit_jax.models.vit_zoo_blocks import PublishedAttention
+from vit_jax.models.zoo.vit_zoo_blocks import PublishedAttention
 from vit_jax.planning import target
 
 COUNTS = (50, 196, 197, 257, 577)

@@ -8,7 +8,7 @@ from PIL import Image
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import crops
-from vit_jax.data.decode import decode, eval_crop, train_crop
+from vit_jax.data.decoding.decode import decode, eval_crop, train_crop
 
 
 def data_config(**fields):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.decode import BadImage, decode
+from vit_jax.data.decoding.decode import BadImage, decode
 
 
 def smooth_image(height=48, width=64, seed=0):

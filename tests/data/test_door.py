@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.data.damage import whole_files
-from vit_jax.data import decode, images
+from vit_jax.data.decoding import decode, images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.data.sources.folder import ImageFiles

@@ -10,8 +10,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.user_files import load_config
 
 
 def write_csv(path, labels):

@@ -12,9 +12,10 @@ from PIL import Image
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
-from vit_jax.data import batches, cache, decode, sources
+from vit_jax.data import batches, cache, sources
 from vit_jax.data.augmentation import augment
-from vit_jax.data.masks import IGNORED, LabelMap, numbered
+from vit_jax.data.decoding import decode
+from vit_jax.data.labels.masks import IGNORED, LabelMap, numbered
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import ShardOptions
 from vit_jax.data.preparation.verify import verify

@@ -5,9 +5,10 @@ import pytest
 import tensorflow_datasets as tfds
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import decode, sources, splits
+from vit_jax.data import sources, splits
+from vit_jax.data.decoding import decode
 from vit_jax.data.options import Data
-from vit_jax.data.sources.named import FEW_SHOT, NAMED, VTAB
+from vit_jax.data.sources.known_sets import FEW_SHOT, NAMED, VTAB
 
 from .tiny_tfds import write_tfds
 

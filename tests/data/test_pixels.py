@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit_jax.data import crops, decode, images, jpeg, resize
+from vit_jax.data import crops
+from vit_jax.data.decoding import decode, images, jpeg, resize
 from vit_jax.data.options import Data
 
 SAMPLINGS = {

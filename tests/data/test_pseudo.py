@@ -9,7 +9,7 @@ from vit_jax.base.errors import UserError
 from vit_jax.data import batches, sources
 from vit_jax.data.options import Data
 from vit_jax.data.sources.pseudo import PseudoLabelled, select_confident
-from vit_jax.user_files import load_config
+from vit_jax.recipes.user_files import load_config
 
 # Of two classes; the teacher is sure of the first, the third and, less so, the fourth and fifth.
 SAID = np.array([[0.9, 0.1], [0.5, 0.5], [0.2, 0.8], [0.7, 0.3], [0.75, 0.25]], np.float32)

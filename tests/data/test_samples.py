@@ -13,9 +13,9 @@ from PIL import Image, ImageOps
 from tests.data.tiff_files import tiff
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
-from vit_jax.data import decode as decoding
 from vit_jax.data import sources
-from vit_jax.data.decode import BadImage, decode
+from vit_jax.data.decoding import decode as decoding
+from vit_jax.data.decoding.decode import BadImage, decode
 from vit_jax.data.options import Data
 from vit_jax.training.assembly import resolve
 

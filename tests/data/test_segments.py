@@ -9,8 +9,9 @@ from PIL import Image
 
 from tests.data.test_masks import save, typed
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import batches, cache, segments, sources
-from vit_jax.data.masks import IGNORED
+from vit_jax.data import batches, cache, sources
+from vit_jax.data.labels import segments
+from vit_jax.data.labels.masks import IGNORED
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import BadImage
 

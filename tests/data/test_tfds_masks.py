@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 from tests.data.test_masks import encoded, save, typed
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import batches, sources
-from vit_jax.data.masks import IGNORED, mask_table
+from vit_jax.data.labels.masks import IGNORED, mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.verify import verify

@@ -17,8 +17,9 @@ from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
-from vit_jax.data import imagenet, sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data import sources
+from vit_jax.data.labels import imagenet
+from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
 from vit_jax.evaluation.classification import _table
@@ -59,7 +60,7 @@ class Odd(Labels):
 
 
 @pytest.fixture(scope="module")
-def subject():
+def context():
     config = default_config()
     config.update_from_flattened_dict({
         "model.name": "ViT-mu/8", "data.image_size": 16, "data.eval_crop": "resize", "batch_size": 24,
@@ -117,9 +118,9 @@ def test_neighbours_over_devices_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize("name", ["accuracy", "classification", "few_shot", "knn"])
-def test_an_evaluator_compiles_for_the_first_checkpoint_only(subject, name):
+def test_an_evaluator_compiles_for_the_first_checkpoint_only(context, name):
     data = {"name": "digits", "train_split": "train[:40]", "eval_split": "test[:40]"}
-    judges = evaluation.make([(name, {"data": data})], subject)
+    judges = evaluation.make([(name, {"data": data})], context)
     model = registry.create_model("ViT-mu/8", image_size=16, num_classes=10, head_init="normal")
     weights, mesh = registry.split(model)[1], meshes.replica_mesh()
     compiled = []
@@ -156,15 +157,15 @@ def test_of_equal_neighbours_the_first_counts():
     np.testing.assert_array_equal(found, [[0, 1, 2, 3, 4]])
 
 
-def test_metrics_have_the_prefix_of_their_evaluator(subject, caplog):
+def test_metrics_have_the_prefix_of_their_evaluator(context, caplog):
     entries = (
         "accuracy",
         ("knn", {"k": (3, 1), "prefix": "near"}),
         ["few_shot", {"shots": (2, 200)}],
     )
-    suite = evaluation.make(entries, subject)
+    suite = evaluation.make(entries, context)
     mesh = meshes.replica_mesh()
-    params = registry.initialize(subject.model_config, jax.random.key(0))
+    params = registry.initialize(context.model_config, jax.random.key(0))
     counts = []
 
     def watch(batches):
@@ -203,14 +204,14 @@ def test_metrics_have_the_prefix_of_their_evaluator(subject, caplog):
         ((("knn", {"data": {"name": "folder", "path": "/nowhere"}}),), "does not exist"),
     ],
 )
-def test_what_is_wrong_with_evaluators_is_said_before_devices_are_used(subject, entries, message):
+def test_what_is_wrong_with_evaluators_is_said_before_devices_are_used(context, entries, message):
     with pytest.raises(ConfigError, match=message):
-        evaluation.make(entries, subject)
+        evaluation.make(entries, context)
 
 
-def test_a_model_without_head_has_no_accuracy(subject):
+def test_a_model_without_head_has_no_accuracy(context):
     headless = dataclasses.replace(
-        subject, model_config=dataclasses.replace(subject.model_config, num_classes=0), classes=()
+        context, model_config=dataclasses.replace(context.model_config, num_classes=0), classes=()
     )
     with pytest.raises(ConfigError, match="the model has no head"):
         evaluation.make(("accuracy",), headless)
@@ -268,11 +269,11 @@ def test_how_far_an_evaluation_is_is_logged_now_and_then(caplog):
     assert list(with_progress([{}] * 3)) == [{}] * 3 and not caplog.records
 
 
-def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, tmp_path):
+def test_classification_counts_what_accuracy_counts_and_writes_tables(context, tmp_path):
     entries = ("accuracy", ("classification", {"out": str(tmp_path), "images": True}))
-    suite = evaluation.make(entries, subject)
+    suite = evaluation.make(entries, context)
     mesh = meshes.replica_mesh()
-    config = dataclasses.replace(subject.model_config, head_init="normal")
+    config = dataclasses.replace(context.model_config, head_init="normal")
     weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
     weights.params["head"]["kernel"] *= 30  # surer than it should be
     with jax.set_mesh(mesh):
@@ -287,7 +288,7 @@ def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, t
     assert own["temperature"] > 1
 
     rows = {name: list(csv.DictReader((tmp_path / f"{name}.csv").open())) for name in TABLES}
-    labels = sources.open_eval(subject.config.data).labels
+    labels = sources.open_eval(context.config.data).labels
     assert [int(row["examples"]) for row in rows["classes"]] == np.bincount(labels).tolist()
     assert sum(int(row["examples"]) for row in rows["confusion"]) == 359
     assert sum(int(row["examples"]) for row in rows["calibration"]) == 359
@@ -295,7 +296,7 @@ def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, t
     assert np.mean(right) == pytest.approx(own["accuracy"])
 
 
-def test_only_classes_that_the_data_has_are_predicted_if_asked(subject):
+def test_only_classes_that_the_data_has_are_predicted_if_asked(context):
     odd = {"data": {"name": "odd-digits"}}
     sources.OPENERS["odd-digits"] = lambda _: DataSet(
         "odd digits", {"train": 1, "test": 40}, lambda parts: Odd()
@@ -304,17 +305,17 @@ def test_only_classes_that_the_data_has_are_predicted_if_asked(subject):
         entries = [
             ("classification", odd | {"present": p, "prefix": str(p)}) for p in (True, False)
         ]
-        suite = evaluation.make(entries, subject)
+        suite = evaluation.make(entries, context)
     finally:
         del sources.OPENERS["odd-digits"]
     mesh = meshes.replica_mesh()
-    config = dataclasses.replace(subject.model_config, head_init="normal")
+    config = dataclasses.replace(context.model_config, head_init="normal")
     weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
     with jax.set_mesh(mesh):
         found = suite(EvaluatedModel(weights), mesh)
     records = [Odd()[i] for i in range(40)]
     images = jnp.stack([record.image for record in records]) / 127.5 - 1
-    logits = np.asarray(nnx.merge(subject.definition, *weights)(images).logits)
+    logits = np.asarray(nnx.merge(context.definition, *weights)(images).logits)
     labels = np.array([record.label for record in records])
     assert found["False/accuracy"] == pytest.approx(np.mean(logits.argmax(-1) == labels))
     odds = logits[:, 1::2].argmax(-1) * 2 + 1

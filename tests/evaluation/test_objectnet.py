@@ -10,7 +10,7 @@ from vit_jax import config
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.sources.objectnet import CLASSES, IMAGENET
 
 

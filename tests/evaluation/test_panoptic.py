@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests import lazily
-from vit_jax.data.masks import IGNORED
-from vit_jax.data.segments import classes_of, things_of
+from vit_jax.data.labels.masks import IGNORED
+from vit_jax.data.labels.segments import classes_of, things_of
 from vit_jax.evaluation.panoptic import FALSE, MISSED, TRUE, counts_of, measures, segment_map
 
 torch, detection = lazily.Package("torch"), lazily.Package("torchmetrics.detection")

@@ -56,8 +56,8 @@ def test_of_50_000_images_46_837_are_scored_and_right_are_those_of_the_published
     )
     definition = registry.abstract(model_config)[0]
     weights = registry.Weights(registry.initialize(model_config, jax.random.key(0)), {})
-    subject = EvalContext(schema.typed(config_class(), config), model_config, definition, CLASSES)
-    suite, mesh = evaluation.make(("accuracy",), subject), meshes.replica_mesh()
+    context = EvalContext(schema.typed(config_class(), config), model_config, definition, CLASSES)
+    suite, mesh = evaluation.make(("accuracy",), context), meshes.replica_mesh()
     with jax.set_mesh(mesh):
         found = suite(EvaluatedModel(weights), mesh)
 

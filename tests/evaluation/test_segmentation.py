@@ -13,7 +13,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
 from vit_jax.data import sources
-from vit_jax.data.masks import IGNORED, numbered
+from vit_jax.data.labels.masks import IGNORED, numbered
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
 from vit_jax.evaluation import maps
@@ -23,7 +23,10 @@ from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.networks import OWN, Networks
-from vit_jax.objectives.segmentation import Segmentation, SegmentationOptions
+from vit_jax.objectives.segmentation.segmentation import (
+    Segmentation,
+    SegmentationOptions,
+)
 
 torch, torchmetrics = lazily.Package("torch"), lazily.Package("torchmetrics")
 
@@ -113,18 +116,18 @@ def made(monkeypatch, source, **changes):
     model_config = registry.model_config("ViT-mu/8", image_size=16, num_classes=0)
 
     def make_objective(model_config):
-        context = ObjectiveContext(model_config, (0.5,) * 3, (0.5,) * 3, 10, int, num_classes=4)
-        return Segmentation(SegmentationOptions(head="linear"), context)
+        about = ObjectiveContext(model_config, (0.5,) * 3, (0.5,) * 3, 10, int, num_classes=4)
+        return Segmentation(SegmentationOptions(head="linear"), about)
 
     networks = Networks(model_config, make_objective)
-    subject = EvalContext(
+    context = EvalContext(
         typed, model_config, registry.abstract(model_config)[0], CLASSES, networks
     )
     params, variables = networks.init(jax.random.key(0))
     own = Weights(params.pop(OWN), variables.pop(OWN))
     own.params["linear"]["kernel"] *= 100  # so that no class wins everywhere
     trained = EvaluatedModel(Weights(params, variables.get("model", {})), own=own)
-    return evaluation.make((), subject), trained
+    return evaluation.make((), context), trained
 
 
 @pytest.mark.parametrize("windows", ["whole", "sliding"])
@@ -148,7 +151,7 @@ def test_the_evaluator_agrees_with_a_forward_pass_by_hand(monkeypatch):
     with jax.set_mesh(mesh):
         found = judges(trained, mesh)
     (_, evaluator), *_ = judges.evaluators
-    score = maps.make_answers(evaluator.subject.networks, evaluator.config.data)
+    score = maps.make_answers(evaluator.context.networks, evaluator.config.data)
     expected, source = torchmetrics.JaccardIndex(task="multiclass", num_classes=4), Blocks()
     for index in range(7):
         record = source[index]

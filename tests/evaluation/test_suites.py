@@ -19,7 +19,7 @@ CLASSES = ("ant", "bee", "cat", "dog")
 
 
 @pytest.fixture(scope="module")
-def subject():
+def context():
     config = default_config()
     config.update_from_flattened_dict({
         "model.name": "ViT-mu/8", "data.image_size": 16, "data.eval_crop": "resize", "batch_size": 8,
@@ -32,8 +32,8 @@ def subject():
 
 
 @pytest.fixture(scope="module")
-def weights(subject):
-    return registry.Weights(registry.initialize(subject.model_config, jax.random.key(0)), {})
+def weights(context):
+    return registry.Weights(registry.initialize(context.model_config, jax.random.key(0)), {})
 
 
 def images(folder, classes, count=2):
@@ -52,7 +52,7 @@ def judged(suite, weights):
 
 
 def test_sets_that_are_there_are_judged_and_the_others_named(
-    subject, weights, tmp_path, monkeypatch
+    context, weights, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(corruptions, "ALEXNET", {"fog": 0.5, "snow": 0.8})
     monkeypatch.setattr(corruptions, "SEVERITIES", range(1, 3))
@@ -60,7 +60,7 @@ def test_sets_that_are_there_are_judged_and_the_others_named(
     for corruption in ("fog", "snow"):
         for severity in "12":
             images(tmp_path / "imagenet2012_corrupted" / corruption / severity, CLASSES, 1)
-    suite, absent = suites.make("imagenet", subject, str(tmp_path))
+    suite, absent = suites.make("imagenet", context, str(tmp_path))
     assert set(absent) == {"imagenet", "real", "v2", "v2_threshold", "v2_top", "objectnet", "a"}
     assert "vit_jax prepare imagenet_a --out=DIR" in absent["a"]
     found = judged(suite, weights)
@@ -96,21 +96,21 @@ def test_mce_is_the_mean_over_corruptions_of_error_over_alexnet_s():
         ),
     ],
 )
-def test_a_suite_without_data_is_an_error_that_says_what_it_needs(subject, tmp_path, name, message):
+def test_a_suite_without_data_is_an_error_that_says_what_it_needs(context, tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
-        suites.make(name, subject, str(tmp_path))
+        suites.make(name, context, str(tmp_path))
 
 
-def test_a_suite_for_other_classes_is_refused(subject, tmp_path):
+def test_a_suite_for_other_classes_is_refused(context, tmp_path):
     images(tmp_path / "imagenet_a", ("cow",))
     with pytest.raises(ConfigError, match="the model knows no 'cow'"):
-        suites.make("imagenet", subject, str(tmp_path))
+        suites.make("imagenet", context, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["few_shot", "knn"])
-def test_a_suite_of_features_has_the_seven_sets(subject, tmp_path, name):
+def test_a_suite_of_features_has_the_seven_sets(context, tmp_path, name):
     assert len(suites.SUITES[name]) == 7
     images(tmp_path / "fewshot" / "dtd", CLASSES, 12)
-    headless = dataclasses.replace(subject, classes=())
+    headless = dataclasses.replace(context, classes=())
     suite, absent = suites.make(name, headless, str(tmp_path))
     assert [prefix for prefix, _ in suite.evaluators] == ["dtd"] and len(absent) == 6

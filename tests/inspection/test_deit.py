@@ -11,7 +11,7 @@ import pytest
 from tests import without_torchvision
 from tests.inspection import references
 from vit_jax.config import default_config
-from vit_jax.data.decode import eval_crop
+from vit_jax.data.decoding.decode import eval_crop
 from vit_jax.inspection import observe
 from vit_jax.interchange.loading import load
 from vit_jax.models import registry

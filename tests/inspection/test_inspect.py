@@ -18,8 +18,8 @@ from vit_jax.config import default_config
 from vit_jax.inspection import observe, run
 from vit_jax.interchange import formats
 from vit_jax.models import registry
-from vit_jax.models.conversions.contract import Preprocessing
 from vit_jax.models.layout import layouts
+from vit_jax.models.preprocessing import Preprocessing
 from vit_jax.models.registry import Weights
 
 PLAIN = dict(

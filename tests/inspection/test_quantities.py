@@ -17,7 +17,7 @@ from vit_jax.inspection import (
     mixing,
     positions,
 )
-from vit_jax.inspection.contract import NEGATIVE, InspectOptions, Subject
+from vit_jax.inspection.contract import NEGATIVE, InspectionContext, InspectOptions
 from vit_jax.inspection.flow import flow
 from vit_jax.inspection.observe import Observed, Stream
 from vit_jax.models import registry
@@ -212,7 +212,7 @@ def subject_of(distance, renormalised, entropy, mean_read=None):
         layout, distance, renormalised, None, entropy, None, None, mean_read, None, None, None
     )
     observed = Observed({"attention": stream}, {}, {}, None, None)
-    return Subject(
+    return InspectionContext(
         None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, InspectOptions()
     )
 
@@ -220,18 +220,18 @@ def subject_of(distance, renormalised, entropy, mean_read=None):
 def test_layers_with_negative_weights_are_left_out_of_distances_and_centres_and_it_is_said():
     ones, map_of = np.ones((2, 3, 4)), np.ones(GRID[0] * GRID[1])
     entropy = ones * np.array([1.0, np.nan])[:, None, None]
-    subject = subject_of(ones, ones, entropy, np.stack([map_of, -map_of]))
-    section = maps.inspect_means(subject)
+    context = subject_of(ones, ones, entropy, np.stack([map_of, -map_of]))
+    section = maps.inspect_means(context)
     np.testing.assert_allclose(section.numbers["attention/centre_attention"], [1, np.nan])
     assert "Attention, mean over 3 images: 1.00 in layer 1" in section.text
-    assert NEGATIVE in section.text and NEGATIVE in distance.inspect(subject).text
+    assert NEGATIVE in section.text and NEGATIVE in distance.inspect(context).text
     proper = subject_of(ones, ones, ones, np.stack([map_of, map_of]))
     assert NEGATIVE not in maps.inspect_means(proper).text + distance.inspect(proper).text
 
 
 def test_ways_to_count_that_give_the_same_are_not_drawn():
     def drawn(renormalised):
-        subject = subject_of(np.ones((2, 3, 4)), renormalised, np.ones((2, 3, 4)))
-        return "attention_distance_variants" in distance.inspect(subject).figures
+        context = subject_of(np.ones((2, 3, 4)), renormalised, np.ones((2, 3, 4)))
+        return "attention_distance_variants" in distance.inspect(context).figures
 
     assert drawn(np.full((2, 3, 4), 2.0)) and not drawn(np.ones((2, 3, 4)))

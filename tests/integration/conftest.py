@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import QUICK
-from vit_jax.user_files import load_config
+from vit_jax.recipes.user_files import load_config
 
 TINY = {
     "model.name": "ViT-mu/8",

@@ -11,7 +11,7 @@ import vit_jax
 from tests.integration.conftest import HOSTS, TINY, Hosts
 from tests.integration.test_reliability import all_bits
 from tests.training.flips import Flips
-from vit_jax.training.audit import Audit, CordonHost
+from vit_jax.training.upkeep.audit import Audit, CordonHost
 
 SMALL = {"model__depth": 1, "log__tensorboard": False, "mesh__fsdp_min_size": 64}
 

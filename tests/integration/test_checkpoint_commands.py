@@ -24,8 +24,8 @@ from vit_jax.base import schema
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class, default_config
 from vit_jax.prediction import images, predict
-from vit_jax.training import health
 from vit_jax.training.assembly import resolve
+from vit_jax.training.upkeep import health
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY, write_image
-from vit_jax import user_files
 from vit_jax.base import logs
-from vit_jax.base.shipped import recipe_names, recipes_folder
 from vit_jax.checkpoints import reading
-from vit_jax.data import decode
+from vit_jax.data.decoding import decode
 from vit_jax.models import registry
+from vit_jax.recipes import user_files
+from vit_jax.recipes.shipped import recipe_names, recipes_folder
 
 
 def test_help_takes_less_than_a_second_and_names_every_command():

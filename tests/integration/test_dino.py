@@ -6,9 +6,9 @@ import pytest
 
 import vit_jax
 from vit_jax.checkpoints import reading
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training import loop
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.user_files import load_config
 
 
 def small(**changes):

@@ -18,8 +18,8 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, pins, reading
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.prediction.overrides import load_to_evaluate
-from vit_jax.training import follow as module
-from vit_jax.training.follow import What, follow
+from vit_jax.training.upkeep import follow as module
+from vit_jax.training.upkeep.follow import What, follow
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ class Agree(Objective):
     needs_labels = False
 
     def own(self, rngs):
-        head = nnx.Linear(self.setting.model.width, 8, rngs=rngs)
+        head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
         return head
 

@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 
 from tests.integration.test_reliability import all_bits, steps_done
-from vit_jax.training import programs
+from vit_jax.training.upkeep import programs
 
 ARGUMENTS = (
     "--config.compilation_cache=auto",

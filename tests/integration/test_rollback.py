@@ -12,7 +12,7 @@ from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.data.order import batch_indices
 from vit_jax.data.sources import digits
-from vit_jax.training.health import NonFiniteError
+from vit_jax.training.upkeep.health import NonFiniteError
 
 BAD = 17  # The examples of that step have all labels, which makes its loss a spike.
 

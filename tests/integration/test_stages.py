@@ -11,7 +11,7 @@ from vit_jax.base.patterns import named
 from vit_jax.checkpoints import reading
 from vit_jax.planning.dry_run import dry_run
 from vit_jax.studies.sweep import run_all
-from vit_jax.training.health import NonFiniteError
+from vit_jax.training.upkeep.health import NonFiniteError
 
 
 def stages(tiny_config, **fields):

@@ -15,7 +15,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.training import step as train_step
 from vit_jax.training.guards import changed_fields
-from vit_jax.training.health import NonFiniteError
+from vit_jax.training.upkeep.health import NonFiniteError
 
 
 @pytest.fixture(scope="module")

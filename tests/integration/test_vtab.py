@@ -9,7 +9,7 @@ import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataAbsent
-from vit_jax.data.sources.named import VTAB
+from vit_jax.data.sources.known_sets import VTAB
 from vit_jax.studies import vtab as vtab_module
 
 # Digits under the name and with the splits of a task.

@@ -8,7 +8,7 @@ import numpy as np
 
 import vit_jax
 from vit_jax.devices import local
-from vit_jax.training import progress
+from vit_jax.training.upkeep import progress
 
 
 def test_a_run_that_waits_for_decoding_names_its_cores_and_what_the_step_could_take(

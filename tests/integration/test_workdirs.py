@@ -19,7 +19,7 @@ from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import committing, descriptions, reading
 from vit_jax.devices import processes
 from vit_jax.training import guards
-from vit_jax.training.writers import JsonLinesWriter
+from vit_jax.training.upkeep.writers import JsonLinesWriter
 
 
 @pytest.fixture(scope="module")

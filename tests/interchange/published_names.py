@@ -1,4 +1,4 @@
-"""Writes vit_jax/models/conversions/published.json: what timm says of the published models of the
+"""Writes vit_jax/models/published.json: what timm says of the published models of the
 families that are here, and no weight file tells.
 
     python -m tests.interchange.published_names
@@ -14,7 +14,7 @@ import pathlib
 import re
 
 from tests import without_torchvision
-from vit_jax.models.conversions import published
+from vit_jax.models import published
 
 # Of timm's classes, the models that are of a family here.
 CLASSES = {

@@ -11,8 +11,9 @@ from tests.interchange.test_dinov2 import drawn
 from tests.objectives.test_mae import new_of_transformers
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats
+from vit_jax.interchange.conversions import translation
+from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.models import registry
-from vit_jax.models.conversions import translation
 
 torch = lazily.Package("torch")
 
@@ -69,9 +70,9 @@ def test_families_that_are_not_read_are_refused_by_their_name(theirs, tmp_path, 
 
 
 def test_a_dinov2_of_images_that_are_not_square_is_not_written_for_transformers(tmp_path):
-    _, foreign = drawn(image_size=(12, 16))
+    _, checkpoint = drawn(image_size=(12, 16))
     with pytest.raises(CheckpointError, match="images of 12x16, only square ones"):
-        formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
+        formats.write_checkpoint(checkpoint, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
 
 
@@ -87,7 +88,7 @@ def test_shapes_are_found_without_the_arrays(form):
     config = registry.model_config(
         "ViT-mu/4", image_size=8, depth=3, num_classes=2, activation="gelu"
     )
-    conversion = registry.conversions(registry.family_of(config))[form]
+    conversion = conversions_of(registry.family_of(config))[form]
     table, like = conversion.rules(config, conversion.layout(config)), registry.abstract(config)[1]
     params = registry.initialize(config, jax.random.key(0))
     written = {name: x.shape for name, x in translation.to_theirs(table, params)}
@@ -97,7 +98,7 @@ def test_shapes_are_found_without_the_arrays(form):
 def test_the_shapes_of_a_large_model_take_no_time():
     """The official format splits heads: of ViT-G/14, 1.8 billion parameters, whole arrays took seconds."""
     config = registry.model_config("ViT-G/14", num_classes=2)
-    conversion = registry.conversions(registry.family_of(config))["official"]
+    conversion = conversions_of(registry.family_of(config))["official"]
     table, like = conversion.rules(config, conversion.layout(config)), registry.abstract(config)[1]
     began = time.process_time()
     assert len(translation.specs(table, like)) > 700

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tests.models import oracles
-from vit_jax.interchange import formats, loading, opened, summary
+from vit_jax.interchange import checkpoint_file, formats, loading, summary
 from vit_jax.models import registry
 
 USUAL = {"mean", "std", "eval_crop", "eval_resize", "interpolation", "classes"}
 
 
 def assumed(path, **overrides):
-    opened.forget()
+    checkpoint_file.forget()
     return summary.summarize(path, **overrides)["assumed"]
 
 
@@ -96,6 +96,6 @@ def test_show_lists_them_and_takes_options(shared_data, command):
 
 def test_every_assumed_option_is_one_of_its_family(shared_data):
     for path in sorted((shared_data / "oracle").glob("*.ckpt.npz")):
-        foreign = formats.read_checkpoint(path)
-        options = set(registry.family_of(foreign.model_config).Config.__dataclass_fields__)
-        assert set(foreign.assumed) - {"preprocessing"} <= options
+        checkpoint = formats.read_checkpoint(path)
+        options = set(registry.family_of(checkpoint.model_config).Config.__dataclass_fields__)
+        assert set(checkpoint.assumed) - {"preprocessing"} <= options

@@ -114,8 +114,8 @@ def model_of(path, name: str, seed: int, **options) -> str:
     config = registry.model_config(name, image_size=32, num_classes=3, **options)
     weights = registry.split(registry.build(config, rngs=nnx.Rngs(seed)))[1]
     weights = jax.device_get(weights)
-    foreign = formats.LoadedCheckpoint(config, weights.params, variables=weights.variables)
-    formats.write_checkpoint(foreign, path, "orbax")
+    checkpoint = formats.LoadedCheckpoint(config, weights.params, variables=weights.variables)
+    formats.write_checkpoint(checkpoint, path, "orbax")
     return str(path)
 
 

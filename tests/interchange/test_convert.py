@@ -8,7 +8,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import formats, loading, resolving
 from vit_jax.models import registry
-from vit_jax.user_files import load_config
+from vit_jax.recipes.user_files import load_config
 
 from .conftest import run
 from .test_load import ORACLE

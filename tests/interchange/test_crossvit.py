@@ -12,8 +12,10 @@ from tests.interchange import test_timm
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
-from vit_jax.models import crossvit, registry
-from vit_jax.models.conversions.contract import IMAGENET_MEAN
+from vit_jax.interchange.conversions.table import conversions_of
+from vit_jax.models import registry
+from vit_jax.models.preprocessing import IMAGENET_MEAN
+from vit_jax.models.zoo import crossvit
 
 torch = lazily.Package("torch")
 
@@ -55,8 +57,8 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
     io, tensors = np.load(f"{path}.io.npz"), np.load(f"{path}.ckpt.npz")
     (heads, _) = json.loads(str(io["meta"]))["arguments"]["num_heads"]
     assert formats.detect(f"{path}.ckpt.npz") == "authors"
-    foreign = formats.read_checkpoint(f"{path}.ckpt.npz", heads=heads)
-    output = test_timm.our_output(foreign, io["images"])
+    checkpoint = formats.read_checkpoint(f"{path}.ckpt.npz", heads=heads)
+    output = test_timm.our_output(checkpoint, io["images"])
     # Theirs are in float32: ours in float64 are 9e-6 from them too.
     oracles.assert_close(output.logits, io["logits"])
     oracles.assert_close(output.exits[0], io["logits_branch_0"])
@@ -65,13 +67,14 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
         output.features, np.concatenate([io["features_0"], io["features_1"]], axis=1)
     )
     oracles.assert_close(output.tokens[:1], io["tokens_1"])
-    formats.write_checkpoint(foreign, tmp_path / "again.safetensors", "authors")
+    formats.write_checkpoint(checkpoint, tmp_path / "again.safetensors", "authors")
     again = safetensors.read(tmp_path / "again.safetensors")[0]
     assert sorted(again) == sorted(tensors)
     for name in again:
         assert np.asarray(again[name]).tobytes() == tensors[name].tobytes(), name
     assert (
-        formats.read_checkpoint(tmp_path / "again.safetensors").model_config == foreign.model_config
+        formats.read_checkpoint(tmp_path / "again.safetensors").model_config
+        == checkpoint.model_config
     )
 
 
@@ -81,7 +84,7 @@ def test_every_crossvit_of_timm_is_recognised_by_its_tensors(timm, name):
     with torch.device("meta"):
         tensors = timm.create_model(name).state_dict()
     shapes = {n: tuple(tensor.shape) for n, tensor in tensors.items()}
-    conversion = registry.conversions(crossvit)["timm"]
+    conversion = conversions_of(crossvit)["timm"]
     found = crossvit.Config(**conversion.recognise(shapes, {}).options)
     assert found == registry.model_config(f"CrossViT-{ours}", image_size=size)
     assert conversion.preprocessing(found).mean == IMAGENET_MEAN
@@ -94,8 +97,8 @@ def test_timm_and_we_compute_the_same(timm, tmp_path, dagger):
         img_size=48, img_scale=(1, 32 / 48), patch_size=(12, 16), embed_dim=(8, 16), num_heads=(2, 2),
         depth=((1, 2, 0), (1, 1, 0)), mlp_ratio=(3, 2, 1), num_classes=5, multi_conv=dagger,
     )  # fmt: skip
-    foreign = test_timm.check_both_ways(test_timm.randomize(model), tmp_path, heads=2)
-    assert foreign.model_config == registry.model_config(
+    checkpoint = test_timm.check_both_ways(test_timm.randomize(model), tmp_path, heads=2)
+    assert checkpoint.model_config == registry.model_config(
         f"CrossViT-9{'-dagger' if dagger else ''}", image_size=48, **TINY
     )
 
@@ -105,11 +108,11 @@ def test_timm_and_we_compute_the_same(timm, tmp_path, dagger):
 def test_timm_and_we_compute_the_same_at_full_size(timm, tmp_path, name):
     torch.manual_seed(0)
     model = timm.create_model(name).eval()
-    foreign = formats.read_checkpoint(test_timm.save(model, tmp_path / "theirs.safetensors"))
-    x = test_timm.images(foreign.model_config.image_size, 1)
+    checkpoint = formats.read_checkpoint(test_timm.save(model, tmp_path / "theirs.safetensors"))
+    x = test_timm.images(checkpoint.model_config.image_size, 1)
     expected = test_timm.their_logits(model, x)
     assert expected.std() > 0.05
-    oracles.assert_close(test_timm.our_output(foreign, x).logits, expected)
+    oracles.assert_close(test_timm.our_output(checkpoint, x).logits, expected)
 
 
 @pytest.mark.parametrize("options", [{}, dict(large_image_size="64x96", convolutional_stem=True)])
@@ -117,14 +120,14 @@ def test_a_folder_of_timm_is_built_there_also_for_images_that_are_no_squares(
     timm, tmp_path, options
 ):
     config = registry.model_config("CrossViT-9", image_size="48x72", **TINY | options)
-    foreign = formats.LoadedCheckpoint(config, random(config))
+    checkpoint = formats.LoadedCheckpoint(config, random(config))
     if not options:  # 32x48 of 48x72
         assert config.large_size == (32, 48) and config.height_width == (48, 72)
-    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
+    formats.write_checkpoint(checkpoint, tmp_path / "out", "timm")
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 48, 72, 3)).astype(np.float32)
     expected = test_timm.their_logits(model, x)
-    oracles.assert_close(test_timm.our_output(foreign, x).logits, expected)
+    oracles.assert_close(test_timm.our_output(checkpoint, x).logits, expected)
     assert formats.read_checkpoint(tmp_path / "out").model_config == config
 
 

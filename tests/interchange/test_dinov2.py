@@ -34,10 +34,10 @@ def drawn(**options):
     return definition, formats.LoadedCheckpoint(config, params, variables=weights.variables)
 
 
-def written_and_answered(foreign, folder, name):
+def written_and_answered(checkpoint, folder, name):
     """Images, and what the class `name` of transformers makes of them with a checkpoint written for it."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    formats.write_checkpoint(foreign, folder, "huggingface")
+    formats.write_checkpoint(checkpoint, folder, "huggingface")
     theirs, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     # Only those with registers always have it, and use it where something is masked.
     assert all(key.endswith("mask_token") for key in report["missing_keys"])
@@ -50,11 +50,11 @@ def written_and_answered(foreign, folder, name):
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_has_the_same_answer(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    definition, foreign = drawn(**MODELS[name])
-    images, answer = written_and_answered(foreign, tmp_path / "out", name.split()[0])
-    weights = jax.tree.map(jnp.asarray, (foreign.params, foreign.variables))
+    definition, checkpoint = drawn(**MODELS[name])
+    images, answer = written_and_answered(checkpoint, tmp_path / "out", name.split()[0])
+    weights = jax.tree.map(jnp.asarray, (checkpoint.params, checkpoint.variables))
     ours = nnx.merge(definition, *weights)(jnp.asarray(images))
-    if foreign.model_config.num_classes:
+    if checkpoint.model_config.num_classes:
         found, expected = ours.logits, answer.logits
     else:
         # Theirs keep the registers among the tokens.
@@ -63,7 +63,7 @@ def test_transformers_has_the_same_answer(name, tmp_path):
         np.testing.assert_allclose(ours.tokens[:, -9:], of_theirs[:, -9:], atol=1e-5)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     # By way of timm, which has no place for a position of the class token beside registers.
-    if not foreign.model_config.num_classes and not foreign.model_config.gated_mlp:
+    if not checkpoint.model_config.num_classes and not checkpoint.model_config.gated_mlp:
         loading.convert(tmp_path / "out", tmp_path / "timm.safetensors", "timm")
         loading.convert(tmp_path / "timm.safetensors", tmp_path / "back", "huggingface")
         again = getattr(transformers, name).from_pretrained(tmp_path / "back").eval()
@@ -82,7 +82,7 @@ def test_transformers_has_the_same_answer(name, tmp_path):
     ],
 )
 def test_what_transformers_has_not_is_not_written(options, message, tmp_path):
-    _, foreign = drawn(**options)
+    _, checkpoint = drawn(**options)
     with pytest.raises(CheckpointError, match=message):
-        formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
+        formats.write_checkpoint(checkpoint, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()

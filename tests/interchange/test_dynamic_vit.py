@@ -10,7 +10,7 @@ from etils import epath
 import vit_jax
 from tests.models.conftest import parameters, statistics
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import formats, loading, opened, safetensors
+from vit_jax.interchange import checkpoint_file, formats, loading, safetensors
 from vit_jax.models import registry
 
 NAMES = {"t2t": "DVT-T2T-ViT-12", "deit": "DVT-DeiT-S"}
@@ -46,7 +46,7 @@ def test_a_released_file_computes_the_same_and_is_written_again_bit_by_bit(share
         np.testing.assert_allclose(logits, answers[f"logits_{i}"], atol=1e-5)
 
     loading.convert(path, tmp_path / "again.safetensors", "authors")
-    before = opened.open_once(epath.Path(path)).tensors
+    before = checkpoint_file.open_once(epath.Path(path)).tensors
     after = safetensors.read(tmp_path / "again.safetensors")[0]
     assert before.keys() == after.keys()
     for name in before:
@@ -70,9 +70,9 @@ def test_a_released_file_computes_the_same_and_is_written_again_bit_by_bit(share
 )
 def test_a_file_of_ours_is_read_again_bit_by_bit(backbone, options, tmp_path):
     config = tiny(backbone, **options)
-    foreign = formats.read_checkpoint(written(config, tmp_path / "a.safetensors"))
-    assert foreign.model_config == config
-    found = foreign.params, foreign.variables
+    checkpoint = formats.read_checkpoint(written(config, tmp_path / "a.safetensors"))
+    assert checkpoint.model_config == config
+    found = checkpoint.params, checkpoint.variables
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(np.asarray(a), b), found, arrays(config)
     )

@@ -19,9 +19,11 @@ from tests import lazily, without_torchvision
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading, safetensors
-from vit_jax.models import efficientnet, registry
-from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
-from vit_jax.models.conversions.translation import to_theirs
+from vit_jax.interchange.conversions.table import conversions_of
+from vit_jax.interchange.conversions.translation import to_theirs
+from vit_jax.models import registry
+from vit_jax.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
+from vit_jax.models.zoo import efficientnet
 
 torch = lazily.Package("torch")
 
@@ -91,9 +93,9 @@ def ours(config, params, variables, x):
     return logits, trained, registry.split(model)[1].variables
 
 
-def answers(foreign, x):
-    config = dataclasses.replace(foreign.model_config, **UNROLLED_ONCE)
-    arrays = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
+def answers(checkpoint, x):
+    config = dataclasses.replace(checkpoint.model_config, **UNROLLED_ONCE)
+    arrays = jax.tree.map(np.asarray, (checkpoint.params, checkpoint.variables))
     return jax.device_get(ours(config, *arrays, x))
 
 
@@ -121,16 +123,16 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
         num_classes=CLASSES,
     )
     path = save(randomize(model), tmp_path / "tf_efficientnet_b0.safetensors")
-    foreign = formats.read_checkpoint(path, image_size=IMAGE_SIZE)
-    config = foreign.model_config
+    checkpoint = formats.read_checkpoint(path, image_size=IMAGE_SIZE)
+    config = checkpoint.model_config
     assert config.units == efficientnet.units(depth) and config.width_factor == width
     x = images()
-    logits, trained, after = answers(foreign, x)
+    logits, trained, after = answers(checkpoint, x)
     expected = their_logits(model, x)
     assert expected.std() > 0.05
     oracles.assert_close(logits, expected)
 
-    formats.write_checkpoint(foreign, tmp_path / "ours.safetensors", "timm")
+    formats.write_checkpoint(checkpoint, tmp_path / "ours.safetensors", "timm")
     assert bytes_of(path) == bytes_of(tmp_path / "ours.safetensors")
     assert formats.read_checkpoint(tmp_path / "ours.safetensors").model_config == config
 
@@ -138,7 +140,7 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
     exact = their_logits(copy.deepcopy(model).double().train(), x.astype(np.float64))
     rounding = np.abs(their_logits(model.train(), x) - exact).max()
     np.testing.assert_allclose(trained, exact, atol=max(1e-5, 2 * rounding))
-    rules = registry.conversions(efficientnet)["timm"].rules(config, {})
+    rules = conversions_of(efficientnet)["timm"].rules(config, {})
     theirs = {n: v.numpy() for n, v in model.state_dict().items() if "running" in n}
     found = dict(to_theirs(rules, after, constants={}))
     assert found.keys() == theirs.keys()
@@ -162,13 +164,13 @@ def test_a_folder_of_transformers_gives_its_logits_and_comes_back(size, tmp_path
     )
     model = randomize(transformers.EfficientNetForImageClassification(config))
     model.save_pretrained(tmp_path / "theirs")
-    foreign = formats.read_checkpoint(tmp_path / "theirs")
+    checkpoint = formats.read_checkpoint(tmp_path / "theirs")
     x = images()
     expected = their_logits(model, x)
     assert expected.std() > 0.05
-    oracles.assert_close(answers(foreign, x)[0], expected)
+    oracles.assert_close(answers(checkpoint, x)[0], expected)
 
-    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
+    formats.write_checkpoint(checkpoint, tmp_path / "ours", "huggingface")
     before, after = (bytes_of(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before == after
     again, info = transformers.EfficientNetForImageClassification.from_pretrained(
@@ -179,7 +181,7 @@ def test_a_folder_of_transformers_gives_its_logits_and_comes_back(size, tmp_path
     assert again.config.depthwise_padding == config.depthwise_padding
 
 
-def foreign(**options):
+def checkpoint(**options):
     """A small EfficientNet of zeros."""
     usual = dict(image_size=32, units=(1,) * 7, width_factor=0.5, num_classes=3)
     config = registry.model_config("EfficientNet-B0", **usual | options)
@@ -210,7 +212,7 @@ def test_a_folder_for_timm_is_built_there_by_its_name(timm, tmp_path):
 
 
 def test_a_processor_of_transformers_that_divides_twice_is_read_as_one_that_divides_once(tmp_path):
-    formats.write_checkpoint(foreign(), tmp_path / "a", "huggingface")
+    formats.write_checkpoint(checkpoint(), tmp_path / "a", "huggingface")
     processor = {
         "image_processor_type": "EfficientNetImageProcessor",
         "image_mean": list(IMAGENET_MEAN),
@@ -234,7 +236,7 @@ def test_a_processor_of_transformers_that_divides_twice_is_read_as_one_that_divi
 )
 def test_what_they_would_compute_otherwise_is_not_written(tmp_path, options, to, words):
     with pytest.raises(CheckpointError, match=words):
-        formats.write_checkpoint(foreign(**options), tmp_path / "out", to)
+        formats.write_checkpoint(checkpoint(**options), tmp_path / "out", to)
     assert not list(tmp_path.iterdir())
 
 
@@ -250,7 +252,7 @@ def test_what_they_would_compute_otherwise_is_not_written(tmp_path, options, to,
     ],
 )
 def test_what_our_code_would_compute_otherwise_is_not_read(tmp_path, change, words):
-    formats.write_checkpoint(foreign(), tmp_path / "a", "huggingface")
+    formats.write_checkpoint(checkpoint(), tmp_path / "a", "huggingface")
     path = tmp_path / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=words):
@@ -271,9 +273,10 @@ def test_timms_efficientnets_without_tensorflows_padding_are_refused(tmp_path):
 
 
 def test_whether_a_bare_file_pads_as_tensorflow_is_asked_for(tmp_path):
-    formats.write_checkpoint(foreign(), tmp_path / "a.safetensors", "timm")
+    formats.write_checkpoint(checkpoint(), tmp_path / "a.safetensors", "timm")
     assert (
-        formats.read_checkpoint(tmp_path / "a.safetensors").model_config == foreign().model_config
+        formats.read_checkpoint(tmp_path / "a.safetensors").model_config
+        == checkpoint().model_config
     )
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     specs = {n: (x.shape, x.dtype) for n, x in tensors.items()}
@@ -282,11 +285,11 @@ def test_whether_a_bare_file_pads_as_tensorflow_is_asked_for(tmp_path):
     with pytest.raises(CheckpointError, match="does not state whether .* as TensorFlow .*Name the"):
         formats.read_checkpoint(bare)
     named = bare.rename(tmp_path / "tf_efficientnet_b0.in1k.safetensors")
-    assert formats.read_checkpoint(named).model_config.units == foreign().model_config.units
+    assert formats.read_checkpoint(named).model_config.units == checkpoint().model_config.units
 
 
 def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(tmp_path):
-    formats.write_checkpoint(foreign(), tmp_path / "a.safetensors", "timm")
+    formats.write_checkpoint(checkpoint(), tmp_path / "a.safetensors", "timm")
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     tensors["surplus"] = tensors.pop("blocks.1.0.bn2.running_var")
     path = tmp_path / "tf_efficientnet_b0.npz"

@@ -10,8 +10,8 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats, loading, resolving
 from vit_jax.models import registry
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import model_config_of, resolve
-from vit_jax.user_files import load_config
 
 
 def taken_over(recipe, path, **data):
@@ -28,11 +28,11 @@ def taken_over(recipe, path, **data):
 )
 def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_data):
     path = shared_data / "oracle" / f"{name}.ckpt.npz"
-    foreign = formats.read_checkpoint(path)
-    size = 2 * foreign.model_config.image_size
+    checkpoint = formats.read_checkpoint(path)
+    size = 2 * checkpoint.model_config.image_size
     config = taken_over(recipe, path, image_size=size, train_crop="resize", eval_crop="resize")
     model_config = model_config_of(config, num_classes=5)
-    assert type(model_config) is type(foreign.model_config)
+    assert type(model_config) is type(checkpoint.model_config)
     assert (model_config.image_size, model_config.num_classes) == (size, 5)
     fresh = jax.tree.map(
         lambda x: jax.numpy.zeros(x.shape, x.dtype), registry.abstract_weights(model_config)[1]
@@ -42,7 +42,7 @@ def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_d
     )
     old, new = (
         dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))
-        for tree in (foreign.params, params)
+        for tree in (checkpoint.params, params)
     )
     assert not new["head/kernel"].any() and "representation/kernel" not in new
     same = [n for n in new if n in old and old[n].shape == new[n].shape and "head" not in n]
@@ -62,9 +62,9 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 def test_mean_and_deviation_are_those_the_checkpoint_says(shared_data, tmp_path):
     official = shared_data / "oracle" / "vt_vit_testing.ckpt.npz"
     assert taken_over("finetune", official, image_size=32).data.mean == (0.5, 0.5, 0.5)
-    foreign = formats.read_checkpoint(official)
-    foreign.preprocessing = formats.Preprocessing(foreign.model_config.image_size, **IMAGENET)
-    formats.write_checkpoint(foreign, tmp_path / "folder", "huggingface")
+    checkpoint = formats.read_checkpoint(official)
+    checkpoint.preprocessing = formats.Preprocessing(checkpoint.model_config.image_size, **IMAGENET)
+    formats.write_checkpoint(checkpoint, tmp_path / "folder", "huggingface")
     data = taken_over("finetune", tmp_path / "folder", image_size=32).data
     assert (data.mean, data.std) == tuple(IMAGENET.values())
     half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -75,13 +75,13 @@ def test_mean_and_deviation_are_those_the_checkpoint_says(shared_data, tmp_path)
 def test_interpolation_is_the_checkpoints_and_a_run_keeps_what_it_took(shared_data, tmp_path):
     official = shared_data / "oracle" / "vt_vit_testing.ckpt.npz"
     assert taken_over("finetune", official, image_size=32).data.interpolation == "bilinear"
-    foreign = formats.read_checkpoint(official)
+    checkpoint = formats.read_checkpoint(official)
     formats.write_checkpoint(
-        foreign, tmp_path / "begun", "orbax"
+        checkpoint, tmp_path / "begun", "orbax"
     )  # stands for a run of an earlier version
-    size = foreign.model_config.image_size
-    foreign.preprocessing = formats.Preprocessing(size, interpolation="bicubic")
-    formats.write_checkpoint(foreign, tmp_path / "folder", "huggingface")
+    size = checkpoint.model_config.image_size
+    checkpoint.preprocessing = formats.Preprocessing(size, interpolation="bicubic")
+    formats.write_checkpoint(checkpoint, tmp_path / "folder", "huggingface")
     assert (
         taken_over("finetune", tmp_path / "folder", image_size=32).data.interpolation == "bicubic"
     )

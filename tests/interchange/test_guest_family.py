@@ -16,11 +16,16 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.schema import option
 from vit_jax.config import default_config
 from vit_jax.interchange import formats, loading, safetensors
+from vit_jax.interchange.conversions import pytorch
+from vit_jax.interchange.conversions.contract import (
+    Conversion,
+    DetectedModel,
+    image_size,
+    patch_grid,
+)
+from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.models import classifier, registry
 from vit_jax.models.contract import ModelOutput
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import Conversion, DetectedModel, image_size, patch_grid
-from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.training.starting import start_from
 from vit_jax.training.state import TrainState

@@ -15,7 +15,7 @@ import pytest
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import formats, npz, opened, pickles, pytorch, remote, safetensors
+from vit_jax.interchange import checkpoint_file, formats, npz, pickles, pytorch, remote, safetensors
 
 
 def in_safetensors(folder, header: bytes, content: bytes = b"") -> epath.Path:
@@ -52,7 +52,7 @@ def test_tensors_of_safetensors_do_not_overlap(tmp_path):
 def test_metadata_of_ours_that_is_no_object_is_a_checkpoint_error(tmp_path, said):
     header = json.dumps({"__metadata__": {"vit_jax": said}}).encode()
     with pytest.raises(CheckpointError, match="is damaged"):
-        _ = opened.CheckpointFile(in_safetensors(tmp_path, header)).header
+        _ = checkpoint_file.CheckpointFile(in_safetensors(tmp_path, header)).header
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b", "..", "", 7, ["a"]])

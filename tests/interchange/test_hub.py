@@ -13,7 +13,7 @@ from huggingface_hub import constants
 import vit_jax
 from tests.interchange.hub_double import COMMIT
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import formats, loading, opened, remote, web
+from vit_jax.interchange import checkpoint_file, formats, loading, remote, web
 from vit_jax.models import registry
 
 
@@ -46,7 +46,7 @@ def files(folder):
 def again():
     """As another command would ask: nothing is remembered but what is on the disk."""
     remote.fetch.cache_clear()
-    opened.forget()
+    checkpoint_file.forget()
 
 
 def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, folder, tmp_path):

@@ -77,9 +77,9 @@ def their_answer(model, x):
     return (output.logits if "logits" in output else output.pooler_output).numpy()
 
 
-def our_answer(foreign, x):
-    definition, _ = registry.abstract(foreign.model_config)
-    params = jax.tree.map(np.asarray, foreign.params)
+def our_answer(checkpoint, x):
+    definition, _ = registry.abstract(checkpoint.model_config)
+    params = jax.tree.map(np.asarray, checkpoint.params)
     output = jax.jit(lambda p, x: nnx.merge(definition, p)(x))(params, x)
     return output.features if output.logits is None else output.logits
 
@@ -94,15 +94,15 @@ def test_their_models_are_ours_and_theirs_again(tmp_path, kind):
     name, fields, recognised = MODELS[kind]
     model = build(name, **fields)
     model.save_pretrained(tmp_path / "theirs")
-    foreign = formats.read_checkpoint(tmp_path / "theirs")
-    config = foreign.model_config
+    checkpoint = formats.read_checkpoint(tmp_path / "theirs")
+    config = checkpoint.model_config
     assert {name: getattr(config, name) for name in recognised} == recognised
     x = images(config.image_size)
     expected = their_answer(model, x)
     assert expected.std() > 0.3
-    np.testing.assert_allclose(our_answer(foreign, x), expected, atol=1e-5)
+    np.testing.assert_allclose(our_answer(checkpoint, x), expected, atol=1e-5)
 
-    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
+    formats.write_checkpoint(checkpoint, tmp_path / "ours", "huggingface")
     before, after = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "ours")
     assert before.keys() == after.keys()
     assert all(before[name].tobytes() == after[name].tobytes() for name in before)
@@ -141,15 +141,15 @@ def ours(seed=0, classes=None, preprocessing=None, **options):
     ],
 )
 def test_our_models_load_there_and_answer_alike(tmp_path, options, name):
-    foreign = ours(**options)
-    formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
+    checkpoint = ours(**options)
+    formats.write_checkpoint(checkpoint, tmp_path / "out", "huggingface")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [name]
     model, info = getattr(transformers, name).from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"]
     x = images(12)
-    np.testing.assert_allclose(our_answer(foreign, x), their_answer(model.eval(), x), atol=1e-5)
+    np.testing.assert_allclose(our_answer(checkpoint, x), their_answer(model.eval(), x), atol=1e-5)
 
 
 def test_names_of_classes_go_there_and_come_back(tmp_path):

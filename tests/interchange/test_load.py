@@ -18,7 +18,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import fingerprints, reading, saving
 from vit_jax.compute import digests
 from vit_jax.config import default_config
-from vit_jax.interchange import adapt, formats, loading
+from vit_jax.interchange import fitting, formats, loading
 from vit_jax.models import naming, registry
 
 from .conftest import run
@@ -212,13 +212,18 @@ def test_weights_go_to_their_shards_directly(file):
     fresh = nnx.to_pure_dict(nnx.state(model))
     up = fresh["encoder"]["layers"]["mlp"]["up"]
     up["kernel"] = jax.device_put(up["kernel"], sharding)
-    foreign = formats.read_checkpoint(file)
+    checkpoint = formats.read_checkpoint(file)
     with jax.transfer_guard_device_to_device("disallow"):  # Nothing is cut on a device.
-        loaded = adapt.adapt(
-            foreign.params, foreign.model_config, fresh, model.config, reset=(), resize="scipy"
+        loaded = fitting.adapt(
+            checkpoint.params,
+            checkpoint.model_config,
+            fresh,
+            model.config,
+            reset=(),
+            resize="scipy",
         )
     kernel = loaded["encoder"]["layers"]["mlp"]["up"]["kernel"]
-    whole = np.asarray(foreign.params["encoder"]["layers"]["mlp"]["up"]["kernel"])
+    whole = np.asarray(checkpoint.params["encoder"]["layers"]["mlp"]["up"]["kernel"])
     assert kernel.sharding == sharding and len(kernel.addressable_shards) == 2
     for shard, half in zip(kernel.addressable_shards, np.split(whole, 2, axis=-1), strict=True):
         np.testing.assert_array_equal(shard.data, half)
@@ -236,9 +241,9 @@ def test_a_run_is_loaded_as_every_other_checkpoint(file, images, expected, tmp_p
 
 
 def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
-    foreign = formats.read_checkpoint(file)
-    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
-    params = jax.tree.map(np.asarray, foreign.params)
+    checkpoint = formats.read_checkpoint(file)
+    formats.write_checkpoint(checkpoint, tmp_path / "run", "orbax")
+    params = jax.tree.map(np.asarray, checkpoint.params)
     marks = np.array(fingerprints.fingerprint({"params": params})["params"])
     np.testing.assert_array_equal(marks, list(map(digests.host_mark, jax.tree.leaves(params))))
     for x in (
@@ -287,12 +292,12 @@ def test_a_square_may_be_said_in_several_ways(size, file):
 
 @pytest.mark.parametrize("form", ["official", "timm", "huggingface", "orbax"])
 def test_a_tensor_with_a_nan_is_refused_by_name(form, file, tmp_path):
-    foreign = formats.read_checkpoint(file, activation="gelu" if form == "timm" else "gelu_tanh")
-    scale = np.array(foreign.params["encoder"]["norm"]["scale"])
+    checkpoint = formats.read_checkpoint(file, activation="gelu" if form == "timm" else "gelu_tanh")
+    scale = np.array(checkpoint.params["encoder"]["norm"]["scale"])
     scale[3] = np.nan
-    foreign.params["encoder"]["norm"]["scale"] = scale
+    checkpoint.params["encoder"]["norm"]["scale"] = scale
     path = tmp_path / {"official": "x.npz", "timm": "x.safetensors"}.get(form, "folder")
-    formats.write_checkpoint(foreign, path, form)
+    formats.write_checkpoint(checkpoint, path, form)
     theirs = {"official": "Transformer/encoder_norm/scale", "timm": "norm.weight",
               "huggingface": "vit.layernorm.weight", "orbax": "encoder/norm/scale"}[form]  # fmt: skip
     with pytest.raises(CheckpointError, match=f"{theirs}: 1 of 8 numbers are not finite"):

@@ -11,20 +11,17 @@ from tests.objectives.test_mae import made, new_of_transformers, of_checkpoint, 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import descriptions, saving
 from vit_jax.interchange import authors, formats, loading
+from vit_jax.interchange.conversions import mae, translation
 from vit_jax.models import registry
-from vit_jax.models.conversions import translation
 from vit_jax.models.embeddings import sincos_2d
-from vit_jax.objectives import mae_conversion
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.starting import objective_params, start_from
-from vit_jax.user_files import load_config
 
 
 def of_file(path, objective, **hints):
     """The decoder that a file holds, read with the number of heads that it does not tell."""
-    found = mae_conversion.decoder_in(
-        formats.read_checkpoint(path, hints=hints), objective.options.heads
-    )
+    found = mae.decoder_in(formats.read_checkpoint(path, hints=hints), objective.options.heads)
     return found and found.params
 
 
@@ -40,7 +37,7 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     _, expected = of_checkpoint(tensors, said["num_heads"], 4)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     # And written again under the same names.
-    theirs = dict(translation.to_theirs(mae_conversion.rules_of(objective.decoder, "timm"), found))
+    theirs = dict(translation.to_theirs(mae.rules_of(objective.decoder, "timm"), found))
     for name, array in theirs.items():
         np.testing.assert_array_equal(array, tensors[name])
     assert {n for n in tensors if n.startswith(("decoder", "mask"))} == {
@@ -72,9 +69,9 @@ def test_the_decoder_is_read_from_a_folder_of_transformers(tmp_path):
 def test_transformers_has_the_authors_loss_of_a_file_of_theirs(shared_data, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path, _, io, said = oracles.relative(shared_data, "mae_p16")
-    foreign = formats.read_checkpoint(path, hints={"heads": said["num_heads"]})
-    foreign.layout[mae_conversion.LAYOUT] = {"heads": 4}  # which nothing tells
-    formats.write_checkpoint(foreign, tmp_path / "mae", "huggingface")
+    checkpoint = formats.read_checkpoint(path, hints={"heads": said["num_heads"]})
+    checkpoint.layout[mae.LAYOUT] = {"heads": 4}  # which nothing tells
+    formats.write_checkpoint(checkpoint, tmp_path / "mae", "huggingface")
     theirs = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "mae").eval()
     images = torch.tensor(io["images"]).permute(0, 3, 1, 2)
     for normalize, name in ((False, "loss"), (True, "loss_norm_pix")):
@@ -130,11 +127,11 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     workdir, assembly, parts = run
     path = tmp_path / ("mae.safetensors" if to == "authors" else "mae")
     loading.convert(workdir, path, to)
-    foreign = formats.read_checkpoint(path)
+    checkpoint = formats.read_checkpoint(path)
     # The average is what is evaluated, and what others get.
     expected = parts["ema"] | {"position": parts["ema_variables"]["position"]}
-    jax.tree.map(np.testing.assert_array_equal, foreign.params, expected)
-    found = mae_conversion.decoder_in(foreign)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.params, expected)
+    found = mae.decoder_in(checkpoint)
     options = assembly.networks.objective.options
     if to == "authors":
         assert found.options == options
@@ -146,7 +143,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     loading.convert(path, again, other)
     jax.tree.map(
         np.testing.assert_array_equal,
-        mae_conversion.decoder_in(formats.read_checkpoint(again)).params,
+        mae.decoder_in(formats.read_checkpoint(again)).params,
         found.params,
     )
     objective, model = assembly.networks.objective, assembly.model_config
@@ -190,6 +187,4 @@ def test_an_encoder_that_the_authors_code_has_not_is_not_written_for_it(run, tmp
         authors.check_mae_encoder(made(pool="mean", activation="gelu")[1], tmp_path / "out")
     # timm has encoders alone.
     loading.convert(workdir, tmp_path / "encoder.safetensors", "timm")
-    assert (
-        mae_conversion.decoder_in(formats.read_checkpoint(tmp_path / "encoder.safetensors")) is None
-    )
+    assert mae.decoder_in(formats.read_checkpoint(tmp_path / "encoder.safetensors")) is None

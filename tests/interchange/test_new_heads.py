@@ -40,10 +40,10 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_transformers_has_the_same_answer(name, tmp_path):
     kind, options, what = WRITTEN[name]
-    definition, foreign = drawn(**options)
-    images, answer = written_and_answered(foreign, tmp_path / "out", kind)
+    definition, checkpoint = drawn(**options)
+    images, answer = written_and_answered(checkpoint, tmp_path / "out", kind)
     expected = answer.logits if what == "logits" else answer.pooler_output
-    weights = jax.tree.map(jnp.asarray, (foreign.params, foreign.variables))
+    weights = jax.tree.map(jnp.asarray, (checkpoint.params, checkpoint.variables))
     ours = getattr(nnx.merge(definition, *weights)(jnp.asarray(images)), what)
     np.testing.assert_allclose(ours, expected, atol=1e-5)
     # The folder is read again as the same function.
@@ -51,7 +51,7 @@ def test_transformers_has_the_same_answer(name, tmp_path):
     if kind.startswith("Dinov2"):
         assert again.model_config.pool == "token_mean"
     elif what == "features" or "position_of_class" in options:
-        assert again.model_config == foreign.model_config
+        assert again.model_config == checkpoint.model_config
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_transformers_has_the_same_answer(name, tmp_path):
     ids=["DINOv3", "CLIP", "SigLIP"],
 )
 def test_a_head_that_transformers_has_not_is_refused_and_timm_takes_it(options, words, tmp_path):
-    _, foreign = drawn(**options)
+    _, checkpoint = drawn(**options)
     with pytest.raises(CheckpointError, match=words):
-        formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
+        formats.write_checkpoint(checkpoint, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
-    formats.write_checkpoint(foreign, tmp_path / "timm", "timm")
-    found, config = formats.read_checkpoint(tmp_path / "timm").model_config, foreign.model_config
+    formats.write_checkpoint(checkpoint, tmp_path / "timm", "timm")
+    found, config = formats.read_checkpoint(tmp_path / "timm").model_config, checkpoint.model_config
     assert (found.num_classes, found.pool, found.rope) == (3, config.pool, config.rope)
 
 
 def test_a_run_that_fine_tuned_dinov2_is_converted(tmp_path):
-    _, foreign = drawn(num_classes=3)
-    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
+    _, checkpoint = drawn(num_classes=3)
+    formats.write_checkpoint(checkpoint, tmp_path / "run", "orbax")
     loading.convert(tmp_path / "run", tmp_path / "out", "huggingface")
     config = formats.read_checkpoint(tmp_path / "out").model_config
     assert (config.num_classes, config.pool) == (3, "token_mean")

@@ -12,7 +12,8 @@ import pytest
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, loading, npz
-from vit_jax.models import hybrid, mixer, registry, resnet, vit_zoo
+from vit_jax.models import registry
+from vit_jax.models.zoo import hybrid, mixer, resnet, vit_zoo
 
 from .conftest import official_vit, run
 
@@ -64,8 +65,8 @@ def test_every_variant_of_the_names_gives_the_logits_of_the_equations_and_is_wri
     np.savez(tmp_path / "in.npz", **VARIANTS[variant](arrays))
     model = loading.load(tmp_path / "in.npz")
     np.testing.assert_allclose(run(model, images).logits, expected, atol=1e-5)
-    foreign = formats.read_checkpoint(tmp_path / "in.npz")
-    formats.write_checkpoint(foreign, tmp_path / "out.npz", foreign.layout["format"])
+    checkpoint = formats.read_checkpoint(tmp_path / "in.npz")
+    formats.write_checkpoint(checkpoint, tmp_path / "out.npz", checkpoint.layout["format"])
     same_arrays(tmp_path / "in.npz", tmp_path / "out.npz")
 
 
@@ -84,11 +85,12 @@ def test_optimizer_state_and_text_tower_are_left_out(arrays, images, expected, t
 def test_bfloat16_is_recovered_and_written_back_as_it_was(arrays, tmp_path, same_arrays):
     np.savez(tmp_path / "in.npz", **{n: a.astype(ml_dtypes.bfloat16) for n, a in arrays.items()})
     assert np.load(tmp_path / "in.npz")["cls"].dtype == np.dtype("V2")
-    foreign = formats.read_checkpoint(tmp_path / "in.npz")
+    checkpoint = formats.read_checkpoint(tmp_path / "in.npz")
     np.testing.assert_array_equal(
-        foreign.params["class_token"], arrays["cls"].astype(ml_dtypes.bfloat16).astype(np.float32)
+        checkpoint.params["class_token"],
+        arrays["cls"].astype(ml_dtypes.bfloat16).astype(np.float32),
     )
-    formats.write_checkpoint(foreign, tmp_path / "out.npz", "official")
+    formats.write_checkpoint(checkpoint, tmp_path / "out.npz", "official")
     same_arrays(tmp_path / "in.npz", tmp_path / "out.npz")
 
 
@@ -124,12 +126,12 @@ def test_every_family_is_recognised_from_what_was_written(
     formats.write_checkpoint(
         formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", format
     )
-    foreign = formats.read_checkpoint(tmp_path / "file.npz")
+    checkpoint = formats.read_checkpoint(tmp_path / "file.npz")
     if getattr(config, "pool", "token") == "token":
-        assert foreign.model_config == config
-    for (path, array), (_, again) in zip(flat(params), flat(foreign.params), strict=True):
+        assert checkpoint.model_config == config
+    for (path, array), (_, again) in zip(flat(params), flat(checkpoint.params), strict=True):
         np.testing.assert_array_equal(array, again, err_msg=path)
-    formats.write_checkpoint(foreign, tmp_path / "again.npz", format)
+    formats.write_checkpoint(checkpoint, tmp_path / "again.npz", format)
     same_arrays(tmp_path / "file.npz", tmp_path / "again.npz")
 
 
@@ -264,11 +266,11 @@ def test_a_failed_write_leaves_nothing_behind(arrays, tmp_path):
 
 
 def test_a_format_that_cannot_express_a_model_says_so(file, tmp_path):
-    foreign = formats.read_checkpoint(file, activation="gelu")
+    checkpoint = formats.read_checkpoint(file, activation="gelu")
     with pytest.raises(
         CheckpointError, match="computes with activation = 'gelu_tanh', this model with 'gelu'"
     ):
-        formats.write_checkpoint(foreign, tmp_path / "out.npz", "big_vision")
+        formats.write_checkpoint(checkpoint, tmp_path / "out.npz", "big_vision")
     registers = registry.model_config("ViT-mu/2", image_size=6, depth=1, registers=4)
     params = patterns.map_named(
         lambda _, x: np.zeros(x.shape, np.float32), registry.abstract(registers)[1]

@@ -11,7 +11,7 @@ import scipy.ndimage
 import vit_jax
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import adapt, formats, loading
+from vit_jax.interchange import fitting, formats, loading
 from vit_jax.models import registry
 
 from .conftest import run
@@ -58,19 +58,19 @@ def rectangle(name="ViT-mu/2", **options):
     ],
 )
 def test_every_format_holds_models_of_rectangles(tmp_path, to, name, says_its_size):
-    foreign = rectangle(activation="gelu")
+    checkpoint = rectangle(activation="gelu")
     if to in ("official", "big_vision"):
-        foreign = rectangle()
+        checkpoint = rectangle()
     path = tmp_path / name
-    formats.write_checkpoint(foreign, path, to)
+    formats.write_checkpoint(checkpoint, path, to)
     if not says_its_size:
         with pytest.raises(CheckpointError, match="is no square grid, .*--model=image_size="):
             formats.read_checkpoint(path)
     found = formats.read_checkpoint(path, **({} if says_its_size else {"image_size": "6x14"}))
     assert (found.model_config.image_size, found.model_config.grid) == ((6, 14), (3, 7))
     if to != "big_vision":  # There the class token has taken its position in.
-        assert found.model_config == foreign.model_config
-        np.testing.assert_array_equal(found.params["position"], foreign.params["position"])
+        assert found.model_config == checkpoint.model_config
+        np.testing.assert_array_equal(found.params["position"], checkpoint.params["position"])
     # As it is loaded for the size that it has, nothing else need be said.
     assert vit_jax.load(path, image_size=(6, 14)).config.grid == (3, 7)
     again = tmp_path / f"again_{name}"
@@ -91,8 +91,10 @@ def test_a_rectangle_whose_rows_are_a_square_number_is_one_if_its_size_is_said(t
 
 def test_rows_that_fit_two_grids_are_asked_about_and_not_guessed(tmp_path):
     """2 x 7 patches are as many rows as 3 x 3 with a class token and 4 registers."""
-    foreign = rectangle(image_size=(4, 14), registers=4, position_of_class=False, activation="gelu")
-    formats.write_checkpoint(foreign, tmp_path / "whole.safetensors", "timm")
+    checkpoint = rectangle(
+        image_size=(4, 14), registers=4, position_of_class=False, activation="gelu"
+    )
+    formats.write_checkpoint(checkpoint, tmp_path / "whole.safetensors", "timm")
     tensors = safetensors.numpy.load_file(tmp_path / "whole.safetensors")  # without our header
     safetensors.numpy.save_file(tensors, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="may be 3 x 3 or 2 x 7 patches .*image_size="):
@@ -105,10 +107,10 @@ def test_rows_that_fit_two_grids_are_asked_about_and_not_guessed(tmp_path):
 
 
 def test_a_rectangles_positions_go_to_another_rectangle(tmp_path):
-    foreign = rectangle()
-    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
+    checkpoint = rectangle()
+    formats.write_checkpoint(checkpoint, tmp_path / "run", "orbax")
     model = vit_jax.load(tmp_path / "run", image_size="10x6")
-    expected = zoomed(np.asarray(foreign.params["position"])[0, 1:], (3, 7), (5, 3))
+    expected = zoomed(np.asarray(checkpoint.params["position"])[0, 1:], (3, 7), (5, 3))
     np.testing.assert_allclose(model.position[0, 1:], expected, atol=1e-6)
 
 
@@ -198,18 +200,20 @@ def test_other_channels_without_a_rule_are_an_error_that_names_it(file):
 
 def test_spreading_is_done_in_float64_and_given_back_in_the_kernels_type():
     kernel = np.random.default_rng(0).normal(size=(2, 2, 3, 4)).astype(np.float32)
-    spread = adapt.spread_channels(kernel, 6)
+    spread = fitting.spread_channels(kernel, 6)
     assert spread.shape == (2, 2, 6, 4) and spread.dtype == np.float32
     np.testing.assert_allclose(spread[:, :, 0], kernel.sum(2) / 6, rtol=1e-6)
 
 
 def test_images_of_other_channels_are_written_and_read_again(tmp_path):
-    foreign = rectangle(channels=5, activation="gelu")
-    formats.write_checkpoint(foreign, tmp_path / "x.safetensors", "timm")
-    assert formats.read_checkpoint(tmp_path / "x.safetensors").model_config == foreign.model_config
-    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
+    checkpoint = rectangle(channels=5, activation="gelu")
+    formats.write_checkpoint(checkpoint, tmp_path / "x.safetensors", "timm")
+    assert (
+        formats.read_checkpoint(tmp_path / "x.safetensors").model_config == checkpoint.model_config
+    )
+    formats.write_checkpoint(checkpoint, tmp_path / "run", "orbax")
     data = vit_jax.load_run(tmp_path / "run").config.data
     assert (data.channels, data.image_size, data.mean) == (5, (6, 14), (0.5,) * 5)
-    formats.write_checkpoint(foreign, tmp_path / "folder", "huggingface")
+    formats.write_checkpoint(checkpoint, tmp_path / "folder", "huggingface")
     said = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert (said["num_channels"], said["image_size"]) == (5, [6, 14])

@@ -16,7 +16,7 @@ from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats
 from vit_jax.interchange.peft import CONFIG, WEIGHTS
-from vit_jax.models import adapters, classifier
+from vit_jax.models import classifier, lora
 
 torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
 
@@ -50,18 +50,18 @@ def base(request, tmp_path_factory):
 
 def with_adapters(base: str, path) -> str:
     """An adapted model in peft's layout: the adapters and the head are random."""
-    foreign, random = formats.read_checkpoint(base), np.random.default_rng(1)
-    found = adapters.Adapters(3, LAYERS, (classifier.HEADS,))
-    params = jax.tree.map(np.asarray, foreign.params)
+    checkpoint, random = formats.read_checkpoint(base), np.random.default_rng(1)
+    found = lora.Adapters(3, LAYERS, (classifier.HEADS,))
+    params = jax.tree.map(np.asarray, checkpoint.params)
     frozen, trained = found.split(params)
     noise = lambda x: random.standard_normal(x.shape, np.float32)  # noqa: E731
     trained = jax.tree.map(noise, trained | {"adapters": found.init(params, jax.random.key(0))})
-    whole = adapters.whole(frozen, trained)
+    whole = lora.whole(frozen, trained)
     unmerged = formats.Unmerged(trained["adapters"], ("head/kernel", "head/bias"), base)
-    foreign = dataclasses.replace(foreign, params=whole, adapters=unmerged, layout={})
-    formats.write_checkpoint(foreign, path, "peft")
+    checkpoint = dataclasses.replace(checkpoint, params=whole, adapters=unmerged, layout={})
+    formats.write_checkpoint(checkpoint, path, "peft")
     formats.write_checkpoint(
-        dataclasses.replace(foreign, adapters=None), f"{path}_merged", "huggingface"
+        dataclasses.replace(checkpoint, adapters=None), f"{path}_merged", "huggingface"
     )
     return str(path)
 

@@ -132,8 +132,8 @@ def test_weights_are_found_in_the_containers_and_behind_the_prefixes_of_scripts(
     state = collections.OrderedDict(shifted(weights, 0, prefix))
     content = {container: state, "epoch": 3} if container else state
     torch.save(content, tmp_path / "last.ckpt")
-    foreign = formats.read_checkpoint(tmp_path / "last.ckpt", heads=2)
-    assert foreign.model_config.num_classes == 2
+    checkpoint = formats.read_checkpoint(tmp_path / "last.ckpt", heads=2)
+    assert checkpoint.model_config.num_classes == 2
     assert read_head(tmp_path / "last.ckpt") == pytest.approx(
         weights["cls_token"].ravel()[0].item()
     )

@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax.data import decode, imagenet
+from vit_jax.data.decoding import decode
+from vit_jax.data.labels import imagenet
 from vit_jax.data.options import Data
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
-from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
+from vit_jax.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 NAME = "timm/deit_tiny_patch16_224.fb_in1k"
 SAID = {

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models.conversions import translation
-from vit_jax.models.conversions.rules import (
-    LazyArray,
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.interchange.conversions import translation
+from vit_jax.interchange.conversions.rules import (
     Rule,
     chain,
     expanded,
@@ -18,7 +18,7 @@ from vit_jax.models.conversions.rules import (
     stacked,
     transposed,
 )
-from vit_jax.models.conversions.translation import specs, to_ours, to_theirs
+from vit_jax.interchange.conversions.translation import specs, to_ours, to_theirs
 
 RULES = [
     Rule("encoder/layers/up/kernel", "blocks.{layer}.fc.weight", transposed(1, 0)),

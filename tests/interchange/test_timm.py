@@ -22,10 +22,9 @@ from tests.models import oracles
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
-from vit_jax.models import registry
-from vit_jax.models.conversions import published
-from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
+from vit_jax.models import published, registry
 from vit_jax.models.embeddings import resize_patch_embedding
+from vit_jax.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 torch = lazily.Package("torch")
 
@@ -85,9 +84,9 @@ def their_logits(model, x, dtype=None):
         return copy.deepcopy(model).to(dtype)(x).numpy()
 
 
-def our_output(foreign, x):
-    definition, _ = registry.abstract(foreign.model_config)
-    params = jax.tree.map(np.asarray, foreign.params)
+def our_output(checkpoint, x):
+    definition, _ = registry.abstract(checkpoint.model_config)
+    params = jax.tree.map(np.asarray, checkpoint.params)
     return jax.jit(lambda p, x: nnx.merge(definition, p)(x))(params, x)
 
 
@@ -101,13 +100,13 @@ def save(model, path):
 def check_both_ways(model, tmp_path, **overrides):
     """Theirs loads here with the same logits; written again it has the same bytes, and loads there strictly."""
     path = save(model, tmp_path / "theirs.safetensors")
-    foreign = formats.read_checkpoint(path, **overrides)
-    x = images(foreign.model_config.image_size)
-    expected, output = their_logits(model, x), our_output(foreign, x)
+    checkpoint = formats.read_checkpoint(path, **overrides)
+    x = images(checkpoint.model_config.image_size)
+    expected, output = their_logits(model, x), our_output(checkpoint, x)
     ours = output.features if output.logits is None else output.logits
     assert expected.std() > 0.05
     oracles.assert_close(ours, expected)
-    formats.write_checkpoint(foreign, tmp_path / "ours.safetensors", "timm")
+    formats.write_checkpoint(checkpoint, tmp_path / "ours.safetensors", "timm")
     before, after = (
         safetensors.read(tmp_path / f"{name}.safetensors")[0] for name in ("theirs", "ours")
     )
@@ -118,8 +117,8 @@ def check_both_ways(model, tmp_path, **overrides):
 
     model.load_state_dict(official.load_file(tmp_path / "ours.safetensors"), strict=True)
     again = formats.read_checkpoint(tmp_path / "ours.safetensors")
-    assert again.model_config == foreign.model_config
-    return foreign
+    assert again.model_config == checkpoint.model_config
+    return checkpoint
 
 
 @pytest.mark.parametrize("kind", VITS)
@@ -134,14 +133,14 @@ def test_vits(theirs, tmp_path, kind):
 
 def test_distilled_deits(theirs, tmp_path):
     model = randomize(theirs.VisionTransformerDistilled(**VIT))
-    foreign = check_both_ways(model, tmp_path, heads=4)
-    assert foreign.model_config.distilled and foreign.model_config.prefix == 2
-    assert foreign.preprocessing.mean == IMAGENET_MEAN
+    checkpoint = check_both_ways(model, tmp_path, heads=4)
+    assert checkpoint.model_config.distilled and checkpoint.model_config.prefix == 2
+    assert checkpoint.preprocessing.mean == IMAGENET_MEAN
 
 
 def test_mixers(theirs, tmp_path):
-    foreign = check_both_ways(randomize(theirs.MlpMixer(**MIXER)), tmp_path)
-    assert (foreign.model_config.token_mlp_dim, foreign.model_config.image_size) == (16, 12)
+    checkpoint = check_both_ways(randomize(theirs.MlpMixer(**MIXER)), tmp_path)
+    assert (checkpoint.model_config.token_mlp_dim, checkpoint.model_config.image_size) == (16, 12)
 
 
 def test_bits(theirs, tmp_path):
@@ -156,8 +155,8 @@ def test_bits(theirs, tmp_path):
         stem_type="fixed",
         conv_layer=partial(StdConv2d, eps=1e-8),
     )
-    foreign = check_both_ways(randomize(model), tmp_path, image_size=64)
-    assert foreign.model_config.units == (2, 1, 1, 1) and foreign.model_config.root_zeros
+    checkpoint = check_both_ways(randomize(model), tmp_path, image_size=64)
+    assert checkpoint.model_config.units == (2, 1, 1, 1) and checkpoint.model_config.root_zeros
 
 
 @pytest.mark.parametrize(("layers", "patch", "size"), [((2, 1), 1, 32), ((), 4, 32)])
@@ -174,8 +173,8 @@ def test_hybrids(theirs, tmp_path, layers, patch, size):
             embed_layer=lambda **k: hybrid.HybridEmbed(backbone, **k),
         )
     )
-    foreign = check_both_ways(randomize(model, 1.0), tmp_path, heads=4)
-    assert foreign.model_config.units == layers and foreign.model_config.patch == patch
+    checkpoint = check_both_ways(randomize(model, 1.0), tmp_path, heads=4)
+    assert checkpoint.model_config.units == layers and checkpoint.model_config.patch == patch
 
 
 def test_the_name_in_config_json_and_its_arguments_build_the_model_there(theirs, tmp_path):
@@ -190,14 +189,14 @@ def test_the_name_in_config_json_and_its_arguments_build_the_model_there(theirs,
         registry.abstract(config)[1],
     )
     prepared = formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "central", 16)
-    foreign = formats.LoadedCheckpoint(config, params, ("cat", "dog", "emu"), prepared)
-    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
+    checkpoint = formats.LoadedCheckpoint(config, params, ("cat", "dog", "emu"), prepared)
+    formats.write_checkpoint(checkpoint, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(12)
-    oracles.assert_close(our_output(foreign, x).logits, their_logits(model, x))
+    oracles.assert_close(our_output(checkpoint, x).logits, their_logits(model, x))
     again = formats.read_checkpoint(tmp_path / "out")
     assert again.model_config == config
-    assert (again.classes, again.preprocessing) == (foreign.classes, prepared)
+    assert (again.classes, again.preprocessing) == (checkpoint.classes, prepared)
 
 
 @pytest.mark.parametrize(
@@ -220,22 +219,22 @@ def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path,
         lambda name, x: (rng.normal(0, 0.3, x.shape) + name.endswith("scale")).astype(np.float32),
         like,
     )
-    foreign = formats.LoadedCheckpoint(config, params)
-    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
+    checkpoint = formats.LoadedCheckpoint(config, params)
+    formats.write_checkpoint(checkpoint, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(config.image_size, 4)
     exact = their_logits(model, x)
     # The 50 layers of BiT with random weights lose 2e-5 to float32, in timm as here.
     rounding = np.abs(their_logits(model, x, torch.float32) - exact).max() / np.abs(exact).max()
-    oracles.assert_close(our_output(foreign, x).logits, exact, max(1e-5, 3 * rounding))
+    oracles.assert_close(our_output(checkpoint, x).logits, exact, max(1e-5, 3 * rounding))
 
 
 @pytest.mark.parametrize("resize", [17, 231, 248, 255, 256, 448])
 @pytest.mark.parametrize("crop", ["central", "resize"])
 def test_preprocessing_comes_back_from_a_folder(tmp_path, crop, resize):
     prepared = formats.Preprocessing(8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop, resize)
-    foreign = dataclasses.replace(vit(), preprocessing=prepared)
-    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
+    checkpoint = dataclasses.replace(vit(), preprocessing=prepared)
+    formats.write_checkpoint(checkpoint, tmp_path / "out", "timm")
     again = formats.read_checkpoint(tmp_path / "out").preprocessing
     assert again == (
         prepared if crop == "central" else dataclasses.replace(prepared, eval_resize=256)
@@ -308,11 +307,11 @@ def test_half_precision_is_read_exactly_and_written_as_it_was(tmp_path):
         half[name] = rng.standard_normal(tensor.shape).astype(dtype)
     specs = {name: (value.shape, value.dtype) for name, value in half.items()}
     safetensors.write(tmp_path / "half.safetensors", half.items(), specs, {})
-    foreign = formats.read_checkpoint(tmp_path / "half.safetensors", heads=2)
-    assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(foreign.params)} == {
+    checkpoint = formats.read_checkpoint(tmp_path / "half.safetensors", heads=2)
+    assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(checkpoint.params)} == {
         np.dtype("float32")
     }
-    formats.write_checkpoint(foreign, tmp_path / "again.safetensors", "timm")
+    formats.write_checkpoint(checkpoint, tmp_path / "again.safetensors", "timm")
     again, _ = safetensors.read(tmp_path / "again.safetensors")
     for name, value in half.items():
         assert (
@@ -426,12 +425,12 @@ def test_patches_are_resized_as_there_without_antialiasing(theirs, new):
 @pytest.mark.slow
 def test_the_real_deit_classifies_real_images(shared_data):
     """top-1 80.5 %, top-5 97.0 % of 200 images, as timm: short side 248 bicubic, middle 224."""
-    foreign = formats.read_checkpoint(
+    checkpoint = formats.read_checkpoint(
         shared_data / "weights" / "deit_tiny_patch16_224_lnq.timm.safetensors"
     )
-    assert foreign.model_config == registry.model_config("DeiT-Ti/16")
-    definition, _ = registry.abstract(foreign.model_config)
-    params = jax.tree.map(np.asarray, foreign.params)
+    assert checkpoint.model_config == registry.model_config("DeiT-Ti/16")
+    definition, _ = registry.abstract(checkpoint.model_config)
+    params = jax.tree.map(np.asarray, checkpoint.params)
     logits = jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)
     folder = shared_data / "imagenet_sample"
     with (folder / "labels.csv").open() as file:

@@ -148,19 +148,19 @@ SLOW = ("SiglipModel", "CLIPForImageClassification")  # others cover their parts
 def test_their_networks_are_ours_and_theirs_again(tmp_path, name):
     model, recognised = build(name), MODELS[name][2]
     model.save_pretrained(tmp_path / "theirs")
-    foreign = formats.read_checkpoint(tmp_path / "theirs")
-    config = foreign.model_config
+    checkpoint = formats.read_checkpoint(tmp_path / "theirs")
+    config = checkpoint.model_config
     assert {field: getattr(config, field) for field in recognised} == recognised
     x = np.random.default_rng(0).uniform(-1, 1, (2, 12, 12, 3)).astype(np.float32)
     expected, what = their_answer(model, x)
     definition, _ = registry.abstract(config)
-    params = jax.tree.map(np.asarray, foreign.params)
+    params = jax.tree.map(np.asarray, checkpoint.params)
     found = getattr(jax.jit(lambda p, x: nnx.merge(definition, p)(x))(params, x), what)
     expected = expected.numpy()
     if what == "tokens" and config.registers:
         expected = np.delete(expected, np.arange(1, 1 + config.registers), axis=1)
     oracles.assert_close(found, expected, 2e-5)
-    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
+    formats.write_checkpoint(checkpoint, tmp_path / "ours", "huggingface")
     before, after = (
         safetensors.read(tmp_path / side / "model.safetensors")[0] for side in ("theirs", "ours")
     )
@@ -183,20 +183,20 @@ def test_bits_are_ours_at_the_size_that_their_processor_cuts(tmp_path):
         "crop_size": {"height": 32, "width": 32},
     }  # fmt: skip
     (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(prepared))
-    foreign = formats.read_checkpoint(tmp_path / "theirs")
-    assert foreign.model_config.image_size == 32
-    said = foreign.preprocessing
+    checkpoint = formats.read_checkpoint(tmp_path / "theirs")
+    assert checkpoint.model_config.image_size == 32
+    said = checkpoint.preprocessing
     assert (said.eval_crop, said.eval_resize, said.interpolation) == ("transformers", 40, "bicubic")
     assert said.image_size == 32 and said.mean[0] == 0.48145466
     x = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
     with torch.no_grad():
         expected = model(torch.from_numpy(x).permute(0, 3, 1, 2)).logits.numpy()
-    definition, _ = registry.abstract(foreign.model_config)
-    params = jax.tree.map(np.asarray, foreign.params)
+    definition, _ = registry.abstract(checkpoint.model_config)
+    params = jax.tree.map(np.asarray, checkpoint.params)
     found = jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)(params, x)
     oracles.assert_close(found, expected, 2e-5)
-    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
-    assert formats.read_checkpoint(tmp_path / "ours").model_config == foreign.model_config
+    formats.write_checkpoint(checkpoint, tmp_path / "ours", "huggingface")
+    assert formats.read_checkpoint(tmp_path / "ours").model_config == checkpoint.model_config
 
 
 def test_a_processor_of_another_size_than_the_model_is_said(tmp_path, caplog):

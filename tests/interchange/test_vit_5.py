@@ -19,16 +19,16 @@ GRIDS = {"vit5_a": (4, 4), "vit5_rope_other_grid": (6, 6)}
 def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp_path, name):
     path, tensors, answers, arguments = oracles.relative(shared_data, name)
     assert formats.detect(path) == "authors"
-    foreign = formats.read_checkpoint(path, rope_grid=GRIDS[name])
-    config = foreign.model_config
+    checkpoint = formats.read_checkpoint(path, rope_grid=GRIDS[name])
+    config = checkpoint.model_config
     assert (config.heads, config.rope_registers) == (arguments["num_heads"], arguments["reg_theta"])
-    output = test_timm.our_output(foreign, answers["images"])
+    output = test_timm.our_output(checkpoint, answers["images"])
     np.testing.assert_allclose(output.logits, answers["logits"], atol=1e-5)
     np.testing.assert_allclose(output.features, answers["features"], atol=1e-5)
     # Theirs has the registers behind the patches.
     np.testing.assert_allclose(output.tokens[:2], answers["tokens"][:, :-4], atol=1e-5)
 
-    formats.write_checkpoint(foreign, tmp_path / "again.safetensors", "authors")
+    formats.write_checkpoint(checkpoint, tmp_path / "again.safetensors", "authors")
     again = safetensors.read(tmp_path / "again.safetensors")[0]
     assert sorted(again) == sorted(tensors)
     for each in again:
@@ -38,9 +38,9 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
 
 def test_the_rotations_are_those_of_the_table_unless_another_grid_is_set(shared_data):
     path, _, answers, _ = oracles.relative(shared_data, "vit5_rope_other_grid")
-    foreign = formats.read_checkpoint(path)
-    assert foreign.model_config.rope_grid == (4, 4)
-    logits = test_timm.our_output(foreign, answers["images"]).logits
+    checkpoint = formats.read_checkpoint(path)
+    assert checkpoint.model_config.rope_grid == (4, 4)
+    logits = test_timm.our_output(checkpoint, answers["images"]).logits
     assert np.abs(logits - answers["logits"]).max() > 1e-3
     # Larger images spread the places of that grid.
     larger = vit_jax.load(path, image_size=96).config
@@ -67,14 +67,14 @@ def test_frequencies_that_the_options_do_not_give_are_refused(shared_data, tmp_p
 
 def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
     path = oracles.relative(shared_data, "vit5_a")[0]
-    foreign = formats.read_checkpoint(path, activation="gelu_tanh")  # the official code's
+    checkpoint = formats.read_checkpoint(path, activation="gelu_tanh")  # the official code's
     for form, words in {
         "timm": "rotate registers",
         "official": "rope",
         "huggingface": "rope",
     }.items():
         with pytest.raises(CheckpointError, match=words):
-            formats.write_checkpoint(foreign, tmp_path / form, form)
+            formats.write_checkpoint(checkpoint, tmp_path / form, form)
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=2, activation="gelu")
     other = formats.LoadedCheckpoint(config, {})
     with pytest.raises(CheckpointError, match="ViT-5 alone, and this model has .*rope='none'"):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.base import whole
+from vit_jax.base import outputs
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats
 from vit_jax.models import registry
@@ -39,7 +39,7 @@ def test_a_killed_writer_leaves_nothing_or_what_the_next_one_removes(by, tmp_pat
     writer.wait(20)
     left = [path.name for path in tmp_path.iterdir()]
     assert left == ([] if by == signal.SIGTERM else [f".model.npz.partial-{writer.pid}"])
-    with whole.written_whole(target) as partial:
+    with outputs.written_whole(target) as partial:
         partial.write_bytes(b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["model.npz"]
 
@@ -47,12 +47,12 @@ def test_a_killed_writer_leaves_nothing_or_what_the_next_one_removes(by, tmp_pat
 def test_what_another_process_is_writing_stays(tmp_path):
     other = tmp_path / f".model.npz.partial-{os.getppid()}"
     other.write_bytes(b"x")
-    with whole.written_whole(tmp_path / "model.npz") as partial:
+    with outputs.written_whole(tmp_path / "model.npz") as partial:
         partial.write_bytes(b"y")
     assert other.exists()
 
 
-def foreign(value: float) -> formats.LoadedCheckpoint:
+def checkpoint(value: float) -> formats.LoadedCheckpoint:
     config = registry.model_config("ViT-mu/4", image_size=8, num_classes=2, activation="gelu")
     params = registry.initialize(config, jax.random.key(0))
     params["head"]["bias"] = np.full(2, value, np.float32)
@@ -62,7 +62,7 @@ def foreign(value: float) -> formats.LoadedCheckpoint:
 def test_a_file_written_again_within_the_second_is_read_again(tmp_path):
     path = tmp_path / "model.safetensors"
     for value in (1.0, 2.0):
-        formats.write_checkpoint(foreign(value), path, "timm")
+        formats.write_checkpoint(checkpoint(value), path, "timm")
         now = int(time.time())
         os.utime(path, (now, now))
         assert np.asarray(formats.read_checkpoint(path).params["head"]["bias"])[0] == value
@@ -70,7 +70,7 @@ def test_a_file_written_again_within_the_second_is_read_again(tmp_path):
 
 def test_a_folder_that_was_mended_after_a_refusal_is_read(tmp_path):
     config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
-    formats.write_checkpoint(foreign(1.0), weights, "timm")
+    formats.write_checkpoint(checkpoint(1.0), weights, "timm")
     arguments = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
     said = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "model_args": arguments}
     good = json.dumps(said)
@@ -89,6 +89,6 @@ def test_a_state_dict_that_has_no_effect_is_refused(name, tmp_path):
     if name == "model.npz":
         np.savez(tmp_path / name, x=np.zeros(1))
     else:
-        formats.write_checkpoint(foreign(1.0), tmp_path / name, form)
+        formats.write_checkpoint(checkpoint(1.0), tmp_path / name, form)
     with pytest.raises(ConfigError, match="#state_dict=foo has no effect"):
         formats.read_checkpoint(f"{tmp_path / name}#state_dict=foo")

@@ -16,7 +16,8 @@ from tests.interchange import published_names, zoo
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
-from vit_jax.models.conversions import published, vit_timm
+from vit_jax.interchange.conversions import vit_timm
+from vit_jax.models import published
 
 torch = lazily.Package("torch")
 if importlib.util.find_spec("timm") is None:
@@ -75,9 +76,9 @@ def timms():
 def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     model = zoo.build(name, **SMALL[name])
     folder = zoo.save(model, tmp_path / "theirs", SMALL[name])
-    foreign = formats.read_checkpoint(folder)
-    assert zoo.difference(model, foreign) <= zoo.BOUND
-    formats.write_checkpoint(foreign, tmp_path / "ours", "timm")
+    checkpoint = formats.read_checkpoint(folder)
+    assert zoo.difference(model, checkpoint) <= zoo.BOUND
+    formats.write_checkpoint(checkpoint, tmp_path / "ours", "timm")
     before, after = (tensors_of(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before.keys() == after.keys()
     assert all(before[n].tobytes() == after[n].tobytes() for n in before)
@@ -85,9 +86,9 @@ def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     said = json.loads((tmp_path / "ours" / "config.json").read_text())
     again = zoo.build(said["architecture"], num_classes=5, **said["model_args"])
     again.load_state_dict({n: torch.from_numpy(t) for n, t in after.items()}, strict=True)
-    x = zoo.images(foreign.model_config)
+    x = zoo.images(checkpoint.model_config)
     np.testing.assert_allclose(zoo.answer(again, x), zoo.answer(model, x), rtol=0, atol=1e-6)
-    assert formats.read_checkpoint(tmp_path / "ours").model_config == foreign.model_config
+    assert formats.read_checkpoint(tmp_path / "ours").model_config == checkpoint.model_config
 
 
 def recognised(name, said=None, **arguments):

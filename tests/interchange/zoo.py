@@ -22,8 +22,7 @@ from flax import nnx
 from tests import without_torchvision
 from vit_jax.base.errors import UserError
 from vit_jax.interchange import formats, safetensors
-from vit_jax.models import registry
-from vit_jax.models.conversions import published
+from vit_jax.models import published, registry
 
 BOUND = 2e-5  # of the largest logit, or of 1
 FAMILIES = (
@@ -120,13 +119,13 @@ def answer(model, x: np.ndarray) -> np.ndarray:
     return logits
 
 
-def difference(model, foreign) -> float:
+def difference(model, checkpoint) -> float:
     """The largest difference of logits (of features without a head), relative to the largest or to 1."""
-    x = images(foreign.model_config)
+    x = images(checkpoint.model_config)
     expected = answer(model, x)
-    definition, _ = registry.abstract(foreign.model_config)
-    params = jax.tree.map(np.asarray, foreign.params)
-    variables = jax.tree.map(np.asarray, foreign.variables)
+    definition, _ = registry.abstract(checkpoint.model_config)
+    params = jax.tree.map(np.asarray, checkpoint.params)
+    variables = jax.tree.map(np.asarray, checkpoint.variables)
     output = jax.jit(lambda p, v, x: nnx.merge(definition, p, v)(x))(params, variables, x)
     ours = np.asarray(output.features if output.logits is None else output.logits)
     if not expected.std() > 0.01:
@@ -158,12 +157,12 @@ def check(name: str) -> tuple[str, float | str]:
         model = build(name, **arguments)
         path = save(model, pathlib.Path(folder) / architecture, arguments)
         try:
-            foreign = formats.read_checkpoint(path)
+            checkpoint = formats.read_checkpoint(path)
         except UserError as error:
             return "refused", str(error).replace(str(path), "it")
-        if foreign.preprocessing != known.tags[tag]:
-            return "different", f"{foreign.preprocessing}, not {known.tags[tag]}"
-        found = difference(model, foreign)
+        if checkpoint.preprocessing != known.tags[tag]:
+            return "different", f"{checkpoint.preprocessing}, not {known.tags[tag]}"
+        found = difference(model, checkpoint)
     return ("read" if found <= BOUND else "different"), found
 
 

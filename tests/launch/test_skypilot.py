@@ -44,7 +44,7 @@ def run_block(task: dict, folder: pathlib.Path, rank: int, **variables) -> tuple
     (folder / "vit_jax/__init__.py").touch()
     (folder / "vit_jax/__main__.py").write_text(PROGRAM)
     shipped = f"def launch_folder():\n    return {str(ROOT / 'launch')!r}\n"
-    (folder / "vit_jax/base/shipped.py").write_text(shipped)
+    (folder / "vit_jax/recipes/shipped.py").write_text(shipped)
     for name, target in ((".venv", pathlib.Path(sys.prefix)),):
         if not (folder / name).exists():
             (folder / name).symlink_to(target)

@@ -11,7 +11,7 @@ from vit_jax.compute import attend
 from vit_jax.compute import platform as platforms
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import layer_norm
-from vit_jax.models.vit_zoo_blocks import PublishedAttention
+from vit_jax.models.zoo.vit_zoo_blocks import PublishedAttention
 
 WIDTH, HEADS = 12, 3
 SIZE = WIDTH // HEADS

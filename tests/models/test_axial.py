@@ -12,7 +12,8 @@ from tests.models.conftest import parameters, run
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import attend, choices
 from vit_jax.devices import meshes
-from vit_jax.models import axial_resnet, registry
+from vit_jax.models import registry
+from vit_jax.models.zoo import axial_resnet
 
 COMMON = dict(num_classes=5, remat="none", unroll=1)
 VIT = dict(patch=4, depth=2, width=16, mlp_dim=32, heads=2) | COMMON

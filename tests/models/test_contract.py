@@ -14,7 +14,7 @@ from tests.models.conftest import apply, parameters, statistics
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
-from vit_jax.interchange import adapt, formats
+from vit_jax.interchange import fitting, formats
 from vit_jax.models import classifier, layer_features, registry
 from vit_jax.models.contract import ModelOutput
 
@@ -356,9 +356,9 @@ def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
             with pytest.raises(
                 ConfigError, match=f"fit images of {sizes.size_text(size)} .*What fits is"
             ):
-                adapt.adapt(*arguments, reset=(), resize="bilinear")
+                fitting.adapt(*arguments, reset=(), resize="bilinear")
             continue
-        params = adapt.adapt(*arguments, reset=(), resize="bilinear")
+        params = fitting.adapt(*arguments, reset=(), resize="bilinear")
         output = jax.eval_shape(functools.partial(apply, target), params, images(target, 1))
         assert output.logits.shape == (1, CLASSES)
         assert output.tokens.shape[1] == target.tokens > config.tokens

@@ -15,9 +15,10 @@ from tests.models.conftest import apply, parameters
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
-from vit_jax.interchange import adapt
-from vit_jax.models import crossvit, registry
+from vit_jax.interchange import fitting
+from vit_jax.models import registry
 from vit_jax.models.embeddings import interpolate, resize_images
+from vit_jax.models.zoo import crossvit
 from vit_jax.optim.multipliers import learning_rates
 
 # facts §17: parameters of the authors' code, and thousand million multiply-adds, by name and image size.
@@ -276,7 +277,7 @@ def test_each_branch_keeps_its_positions_at_another_resolution(options, large):
     target = dataclasses.replace(config, **at_size)
     assert target.large_size == large
     params = parameters(config)
-    found = adapt.adapt(
+    found = fitting.adapt(
         params, config, registry.abstract(target)[1], target, reset=(), resize="bicubic"
     )
     for name, branch in target.branches.items():

@@ -14,8 +14,10 @@ from tests.models.conftest import apply, parameters, run, statistics
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
-from vit_jax.models import deepvit, registry
-from vit_jax.models.conversions.translation import to_theirs
+from vit_jax.interchange.conversions.table import conversions_of
+from vit_jax.interchange.conversions.translation import to_theirs
+from vit_jax.models import registry
+from vit_jax.models.zoo import deepvit
 
 PARAMETERS = {
     "DeepViT-16": 24_426_664,
@@ -100,8 +102,8 @@ def test_ablations_of_the_smallest_have_the_papers_counts(options, count):
 def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_data):
     path, arrays, answers, arguments = oracles.relative(shared_data, name)
     said = dict(scaled_maps=arguments.get("transform_scale", False))
-    foreign = formats.read_checkpoint(path, **said)
-    config = foreign.model_config
+    checkpoint = formats.read_checkpoint(path, **said)
+    config = checkpoint.model_config
     turns = [
         reattention for count, reattention in config.named_stages.values() for _ in range(count)
     ]
@@ -121,10 +123,10 @@ def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_d
 
     if "logits_training" not in answers:
         return
-    params, variables = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
+    params, variables = jax.tree.map(np.asarray, (checkpoint.params, checkpoint.variables))
     logits, after = train(config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
-    rules = registry.conversions(deepvit)["authors"].rules(config, {})
+    rules = conversions_of(deepvit)["authors"].rules(config, {})
     written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")
@@ -239,8 +241,8 @@ def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_pa
 def test_a_model_without_reattention_is_not_written_as_one(tmp_path):
     config = tiny(stages=(2,))
     with pytest.raises(CheckpointError, match="plain ViT's, and would be read as one"):
-        foreign = formats.LoadedCheckpoint(config, parameters(config))
-        formats.write_checkpoint(foreign, tmp_path / "a.safetensors", "authors")
+        checkpoint = formats.LoadedCheckpoint(config, parameters(config))
+        formats.write_checkpoint(checkpoint, tmp_path / "a.safetensors", "authors")
 
 
 @pytest.mark.slow

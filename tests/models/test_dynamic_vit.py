@@ -18,8 +18,10 @@ from tests.models.conftest import apply, parameters, run, statistics
 from tests.models.test_t2t import soft_split, token_layer
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import dynamic_vit, registry, reuse, t2t, vit_zoo
-from vit_jax.models.conversions import translation
+from vit_jax.interchange.conversions import translation
+from vit_jax.interchange.conversions.table import conversions_of
+from vit_jax.models import registry
+from vit_jax.models.zoo import dynamic_vit, reuse, t2t, vit_zoo
 from vit_jax.objectives.contract import Learner, ObjectiveContext
 from vit_jax.objectives.supervised import Supervised, SupervisedOptions
 
@@ -236,7 +238,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
     np.testing.assert_allclose(loss, theirs["loss"], rtol=1e-6)
     norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(norm, theirs["grad_norm"], rtol=1e-5)
-    of_authors = registry.conversions(dynamic_vit)["authors"]
+    of_authors = conversions_of(dynamic_vit)["authors"]
     found = dict(translation.to_theirs(of_authors.rules(model.config, {}), gradient))
     checked = [name for name in theirs if name.startswith("grad/")]
     assert len(checked) == 11

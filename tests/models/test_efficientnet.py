@@ -15,7 +15,8 @@ from tests.models.conftest import parameters, run, statistics
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import convolution
-from vit_jax.models import efficientnet, registry
+from vit_jax.models import registry
+from vit_jax.models.zoo import efficientnet
 
 PARAMETERS = {
     "B0": 5_288_548, "B1": 7_794_184, "B2": 9_109_994, "B3": 12_233_232, "B4": 19_341_616,

@@ -9,7 +9,7 @@ from flax import nnx
 from vit_jax.compute import recompute
 from vit_jax.models import registry
 from vit_jax.models.vit import Encoder
-from vit_jax.models.vit_zoo_blocks import PublishedEncoder
+from vit_jax.models.zoo.vit_zoo_blocks import PublishedEncoder
 
 # Beside the plain scan. Of 3 blocks an unroll of 2 leaves one outside the loop, 0 all.
 SCHEDULES = [

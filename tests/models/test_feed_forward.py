@@ -13,8 +13,9 @@ import vit_jax
 from tests.models import oracles
 from tests.models.conftest import apply, parameters, run
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import adapt, formats, loading, safetensors
-from vit_jax.models import feed_forward, registry
+from vit_jax.interchange import fitting, formats, loading, safetensors
+from vit_jax.models import registry
+from vit_jax.models.zoo import feed_forward
 
 PARAMETERS = {"FF-Ti/16": 7_676_332, "FF-B/16": 61_943_020, "FF-L/32": 206_363_576}
 ORACLES = ("ff_patch16", "ff_patch32_table14")
@@ -139,7 +140,7 @@ def test_dropout_and_stochastic_depth_are_for_training_alone():
 def test_the_grid_of_patches_stays_and_so_larger_images_take_larger_patches():
     source = tiny()
     params = parameters(source)
-    adjust = functools.partial(adapt.adapt, params, source, reset=(), resize="scipy")
+    adjust = functools.partial(fitting.adapt, params, source, reset=(), resize="scipy")
     for change in (dict(image_size=(16, 24)), dict(patch=2), dict(image_size=(12, 8))):
         target = dataclasses.replace(source, **change)
         with pytest.raises(

@@ -9,7 +9,8 @@ import pytest
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import hybrid, registry
+from vit_jax.models import registry
+from vit_jax.models.zoo import hybrid
 
 # facts §2.5: with a linear head of 1000, at 224, and the tokens without the class token.
 PARAMETERS = {

@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import listing, registry
-from vit_jax.models.conversions import published
+from vit_jax.interchange import listing
+from vit_jax.models import published, registry
 
 COUNTED = {
     "ViT-Ti/16": 5_717_416, "ViT-S/32": 22_878_952, "ViT-S/16": 22_050_664, "ViT-B/32": 88_224_232,

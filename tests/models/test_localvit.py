@@ -17,8 +17,10 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.compute import convolution
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
-from vit_jax.models import localvit, registry
-from vit_jax.models.conversions.translation import to_theirs
+from vit_jax.interchange.conversions.table import conversions_of
+from vit_jax.interchange.conversions.translation import to_theirs
+from vit_jax.models import registry
+from vit_jax.models.zoo import localvit
 
 PARAMETERS = {"LocalViT-T": 5_908_696, "LocalViT-T-SE4": 9_376_168, "LocalViT-S": 22_433_176}
 # What no tensor of their files tells.
@@ -105,10 +107,10 @@ def test_the_tiny_one_with_relu6_and_ratio_6_has_the_authors_count():
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared_data):
     path, _, answers, arguments = oracles.relative(shared_data, name)
-    foreign = formats.read_checkpoint(path, **ORACLES[name])
-    assert foreign.model_config.heads == arguments["num_heads"]
-    if foreign.model_config.gate == "se":
-        assert foreign.model_config.reduction == arguments["reduction"]
+    checkpoint = formats.read_checkpoint(path, **ORACLES[name])
+    assert checkpoint.model_config.heads == arguments["num_heads"]
+    if checkpoint.model_config.gate == "se":
+        assert checkpoint.model_config.reduction == arguments["reduction"]
     model = vit_jax.load(path, **ORACLES[name])
     output = jax.device_get(jax.jit(lambda x: model(x, capture=True))(answers["images"]))
     close = oracles.assert_close
@@ -119,10 +121,10 @@ def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared
 
     if "logits_training" not in answers:
         return
-    params, variables = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
-    logits, after = train(foreign.model_config, params, variables, answers["images"])
+    params, variables = jax.tree.map(np.asarray, (checkpoint.params, checkpoint.variables))
+    logits, after = train(checkpoint.model_config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
-    rules = registry.conversions(localvit)["authors"].rules(foreign.model_config, {})
+    rules = conversions_of(localvit)["authors"].rules(checkpoint.model_config, {})
     written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
-from vit_jax.models import mixer, registry
+from vit_jax.models import registry
+from vit_jax.models.zoo import mixer
 
 # facts §12.1: without a head, at 224.
 PARAMETERS = {

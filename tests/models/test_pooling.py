@@ -11,7 +11,7 @@ from flax import nnx
 from tests.models.conftest import statistics
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import adapt, formats
+from vit_jax.interchange import fitting, formats
 from vit_jax.models import pooling, registry
 
 TOKENS = np.random.default_rng(0).standard_normal((3, 6, 8)).astype(np.float32)
@@ -249,9 +249,9 @@ def test_no_other_code_has_generalised_means_or_sums_of_layers(kit, tmp_path, fa
         if format != "authors":
             options |= dict(epsilon=1e-6, activation=activation)
         config = of_family(family, **options)
-        foreign = formats.LoadedCheckpoint(config, kit.parameters(config))
+        checkpoint = formats.LoadedCheckpoint(config, kit.parameters(config))
         with pytest.raises(CheckpointError, match="no weighted_layers|pool.*gem|of the last layer"):
-            formats.write_checkpoint(foreign, tmp_path / "x.npz", format)
+            formats.write_checkpoint(checkpoint, tmp_path / "x.npz", format)
     assert not list(tmp_path.iterdir())
 
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_may_be_fine_tuned_by_what_its_layers_say(kit):
     source = kit.config()
     target = kit.config(weighted_layers=True)
     params, fresh = kit.parameters(source), registry.abstract(target)[1]
-    adjust = functools.partial(adapt.adapt, params, source, fresh, target, resize="scipy")
+    adjust = functools.partial(fitting.adapt, params, source, fresh, target, resize="scipy")
     with pytest.raises(ConfigError, match=r"layer_weights/gain \(1,\) is not in the checkpoint"):
         adjust(reset=())
     found = adjust(reset=["head/.*", ".*layer_weights/.*"])

@@ -16,9 +16,9 @@ from tests import without_torchvision
 from tests.models.conftest import apply
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import adapt, formats
+from vit_jax.interchange import fitting, formats
+from vit_jax.interchange.conversions import translation, vit_timm
 from vit_jax.models import positions, registry
-from vit_jax.models.conversions import translation, vit_timm
 from vit_jax.models.embeddings import interpolate, sincos_2d
 
 LEARNED = ("learned", "learned2d", "sincos2d")
@@ -230,7 +230,7 @@ def test_relative_positions_express_the_bias_of_timm_along_one_row(kit):
 def fitted(source, params, target, resize="scipy"):
     like = registry.abstract(target)[1]
     return jax.tree.map(
-        np.asarray, adapt.adapt(params, source, like, target, reset=(), resize=resize)
+        np.asarray, fitting.adapt(params, source, like, target, reset=(), resize=resize)
     )
 
 

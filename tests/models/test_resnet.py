@@ -12,7 +12,8 @@ import pytest
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry, resnet
+from vit_jax.models import registry
+from vit_jax.models.zoo import resnet
 
 TINY = dict(image_size=32, units=(3, 1), width_factor=0.5, num_classes=5, head_init="normal")
 # ResNet-*: torchvision's ResNets, whose batch norms have as many. BiT-*: timm's table of results,

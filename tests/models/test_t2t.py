@@ -17,9 +17,10 @@ from tests.models.conftest import apply, parameters, run, statistics
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.compute import performer, windows
-from vit_jax.interchange import formats, loading, opened, safetensors
-from vit_jax.models import registry, t2t
+from vit_jax.interchange import checkpoint_file, formats, loading, safetensors
+from vit_jax.models import registry
 from vit_jax.models.embeddings import sinusoids
+from vit_jax.models.zoo import t2t
 
 # Trainable parameters and G multiply-adds with attention, facts §14.
 COSTS = {
@@ -306,9 +307,9 @@ def test_at_another_resolution_sinusoids_are_made_anew_and_learned_positions_int
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_ours_is_read_again_bit_by_bit_and_computes_the_same(kind, tmp_path):
     path = written(tiny(kind), tmp_path / "a.safetensors", kind)
-    foreign = formats.read_checkpoint(path)
-    assert foreign.model_config == tiny(kind, remat="auto", unroll=-1)
-    found = foreign.params, foreign.variables
+    checkpoint = formats.read_checkpoint(path)
+    assert checkpoint.model_config == tiny(kind, remat="auto", unroll=-1)
+    found = checkpoint.params, checkpoint.variables
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b), found, arrays(kind))
 
 
@@ -324,7 +325,7 @@ def test_a_file_as_the_authors_script_saves_it_gives_the_average_that_they_evalu
     assert np.abs(logits - answers["logits_state_dict"]).max() > 1e-3
 
     loading.convert(path, tmp_path / "again.safetensors", "authors", heads=2, qk_scale=0)
-    before = opened.open_once(epath.Path(path)).tensors
+    before = checkpoint_file.open_once(epath.Path(path)).tensors
     after = safetensors.read(tmp_path / "again.safetensors")[0]
     assert before.keys() == after.keys()
     for name in before:
@@ -336,8 +337,8 @@ def test_a_file_as_the_authors_script_saves_it_gives_the_average_that_they_evalu
 
 def test_logits_of_another_scale_are_those_of_the_formula_and_the_scale_is_asked_for(tmp_path):
     config = tiny(qk_scale=16**-0.5)  # 1/√width
-    foreign = formats.read_checkpoint(written(config, tmp_path / "a.safetensors"))
-    assert foreign.model_config.qk_scale == config.qk_scale
+    checkpoint = formats.read_checkpoint(written(config, tmp_path / "a.safetensors"))
+    assert checkpoint.model_config.qk_scale == config.qk_scale
     params, variables = arrays("performer")
     x = images(config)
     expected = forward(config, oracles.in_float64(params, variables), x)
@@ -390,9 +391,9 @@ def test_a_file_that_lacks_or_exceeds_tensors_is_an_error_that_names_them(change
 )
 def test_what_the_authors_code_cannot_compute_is_not_written(options, words, tmp_path):
     config = tiny(**options)
-    foreign = formats.LoadedCheckpoint(config, parameters(config), variables=statistics(config))
+    checkpoint = formats.LoadedCheckpoint(config, parameters(config), variables=statistics(config))
     with pytest.raises(CheckpointError, match=words):
-        formats.write_checkpoint(foreign, tmp_path / "a.safetensors", "authors")
+        formats.write_checkpoint(checkpoint, tmp_path / "a.safetensors", "authors")
 
 
 @pytest.mark.parametrize(

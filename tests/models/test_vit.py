@@ -11,7 +11,8 @@ import pytest
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry, vit_zoo
+from vit_jax.models import registry
+from vit_jax.models.zoo import vit_zoo
 
 # facts §2.1, computed from the published dimensions: no head, 1000 classes, the same after a tanh
 # layer of the width.

@@ -7,7 +7,7 @@ from flax import nnx
 from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.models import registry
-from vit_jax.models.vit_zoo_blocks import make_block
+from vit_jax.models.zoo.vit_zoo_blocks import make_block
 
 OPTIONS = dict(parallel=True, qk_norm=True, qkv_bias=False, norm_bias=False)
 

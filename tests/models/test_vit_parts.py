@@ -13,8 +13,9 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
 from vit_jax.devices import meshes
-from vit_jax.models import registry, vit, vit_zoo
-from vit_jax.models.conversions import published, vit_arguments
+from vit_jax.interchange.conversions import vit_arguments
+from vit_jax.models import published, registry, vit
+from vit_jax.models.zoo import vit_zoo
 
 SMALL = dict(image_size=(12, 8), depth=2, heads=2, width=16, num_classes=5)
 NETWORKS = {

@@ -15,9 +15,9 @@ from vit_jax.data import batches
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.models.resized import config_at, resized
-from vit_jax.objectives import block_masks
 from vit_jax.objectives.contract import ObjectiveContext
-from vit_jax.objectives.dino import Dino, DinoOptions
+from vit_jax.objectives.dino import block_masks
+from vit_jax.objectives.dino.dino import Dino, DinoOptions
 from vit_jax.training.assembly import assemble, resolve
 
 LOCAL = {"count": 2, "image_size": 16}
@@ -144,11 +144,11 @@ def test_masks_have_the_sizes_that_are_wanted_and_are_made_of_rectangles():
 
 def test_one_global_view_of_each_image_is_masked_by_shares_that_are_spread_evenly():
     objective = assembled(tiny()).networks.objective
-    model = dataclasses.replace(objective.setting.model, image_size=112)
-    setting = dataclasses.replace(
-        objective.setting, model=model, views={"image_0": (2, 112, 112, 3)}
+    model = dataclasses.replace(objective.context.model, image_size=112)
+    context = dataclasses.replace(
+        objective.context, model=model, views={"image_0": (2, 112, 112, 3)}
     )
-    large = Dino(objective.options, setting)
+    large = Dino(objective.options, context)
     masks = np.asarray(
         jax.jit(lambda key: large._masks(key, 64, large.views[0]))(jax.random.key(0))
     )
@@ -209,8 +209,8 @@ def test_an_objective_of_one_view_refuses_several():
 def test_operations_are_those_of_all_views():
     config = registry.model_config("ViT-L/16", num_classes=0)
     views = {"image_0": (2, 224, 224, 3), "image_1": (8, 96, 96, 3)}
-    setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 10, lambda _: 1, views, 64)
+    context = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 10, lambda _: 1, views, 64)
     head = 2 * (1024 * 2048 + 2048**2 + 2048 * 256 + 256 * 65536)
     local = dataclasses.replace(config, image_size=96).flops()
     both = 2 * config.flops() + (2 + 98) * head
-    assert Dino(DinoOptions(), setting).flops() == both + both // 3 + 8 * (local + head)
+    assert Dino(DinoOptions(), context).flops() == both + both // 3 + 8 * (local + head)

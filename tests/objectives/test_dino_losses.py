@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from tests.models import oracles
-from vit_jax.objectives import dino_losses as losses
+from vit_jax.objectives.dino import losses
 
 TEMPERATURE = 0.1
 

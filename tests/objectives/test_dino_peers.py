@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import lazily, without_torchvision
-from vit_jax.objectives import dino_losses as losses
+from vit_jax.objectives.dino import losses
 
 torch = lazily.Package("torch")
 pytestmark = pytest.mark.slow

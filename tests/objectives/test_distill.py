@@ -13,7 +13,7 @@ from vit_jax.objectives.contract import Learner, ObjectiveContext, Teacher
 from vit_jax.objectives.distill import Distill, DistillOptions
 
 
-def setting(**options):
+def context(**options):
     model = SimpleNamespace(**dict(num_classes=7, two_heads=False, exit_flops=()) | options)
     return ObjectiveContext(model, (0.5,) * 3, (0.5,) * 3, 10, int)
 
@@ -21,7 +21,7 @@ def setting(**options):
 def losses(options, logits, exits, taught, labels, **of_model):
     model = lambda images, **_: ModelOutput(logits, None, None, {}, exits)  # noqa: E731
     teacher = SimpleNamespace(logits=lambda images: taught)
-    objective = Distill(options, setting(**of_model))
+    objective = Distill(options, context(**of_model))
     return objective(Learner(model, None, teacher, 0), {"image": None, "label": labels}, None)
 
 
@@ -96,9 +96,9 @@ def test_patience_is_the_divergence_from_the_teacher_alone():
     p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (taught, logits))
     np.testing.assert_allclose(found, (p * np.log(p / q)).sum(1), rtol=1e-5)
     with pytest.raises(ConfigError, match="nothing to learn for the class token's head"):
-        Distill(options, setting(two_heads=True))
+        Distill(options, context(two_heads=True))
 
 
 def test_a_teacher_must_be_named():
     with pytest.raises(ConfigError, match="set --config.objective.teacher=CHECKPOINT"):
-        Distill(DistillOptions(), setting())
+        Distill(DistillOptions(), context())

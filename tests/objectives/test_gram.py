@@ -16,7 +16,7 @@ from vit_jax.compute import rope
 from vit_jax.data import batches
 from vit_jax.interchange import formats
 from vit_jax.models import layer_features, registry, rotary
-from vit_jax.objectives import gram
+from vit_jax.objectives.dino import gram
 from vit_jax.objectives.networks import OWN
 from vit_jax.training.state import ANCHOR
 

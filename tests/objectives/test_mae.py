@@ -21,9 +21,9 @@ def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options)
     config = registry.model_config(
         model, **{"image_size": 32, "num_classes": 0, "position": "fixed2d"} | options
     )
-    setting = ObjectiveContext(config, (0.5,) * 3, (0.25,) * 3, 10, int)
+    context = ObjectiveContext(config, (0.5,) * 3, (0.25,) * 3, 10, int)
     decoder = decoder or dict(width=16, depth=2, heads=2)
-    return Mae(MaeOptions(masked, normalize, **decoder), setting), config
+    return Mae(MaeOptions(masked, normalize, **decoder), context), config
 
 
 def learner(objective, config, key=0):
@@ -261,7 +261,7 @@ def test_only_plain_vits_can_learn_so():
     objective, _ = made()
     model = registry.model_config("R26+ViT-S/32", image_size=32)
     with pytest.raises(ConfigError, match="needs a ViT or a DeiT"):
-        Mae(objective.options, dataclasses.replace(objective.setting, model=model))
+        Mae(objective.options, dataclasses.replace(objective.context, model=model))
 
 
 def test_its_positions_become_a_learned_table_elsewhere(tmp_path):

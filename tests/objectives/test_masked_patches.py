@@ -24,8 +24,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def made(target="mean_color", corrupted=0.5, **model):
     options = {"image_size": 32, "num_classes": 0} | model
     config = registry.model_config("ViT-mu/8", **options)
-    setting = ObjectiveContext(config, MEAN, STD, 10, int)
-    return MaskedPatches(MaskedPatchesOptions(target, corrupted), setting), config
+    context = ObjectiveContext(config, MEAN, STD, 10, int)
+    return MaskedPatches(MaskedPatchesOptions(target, corrupted), context), config
 
 
 def test_half_of_the_patches_are_corrupted_80_10_10():
@@ -136,7 +136,7 @@ def test_only_models_of_patches_can_learn_so():
     with pytest.raises(ConfigError, match="needs a model of patches"):
         MaskedPatches(
             objective.options,
-            dataclasses.replace(objective.setting, model=registry.model_config("BiT-R50x1")),
+            dataclasses.replace(objective.context, model=registry.model_config("BiT-R50x1")),
         )
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from tests.objectives.test_segmentation import CLASSES, QUERIES, batch, made
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.masks import IGNORED
-from vit_jax.data.segments import PanopticTable
-from vit_jax.objectives import segmentation_losses as losses
-from vit_jax.objectives.segmentation import Segmentation, SegmentationOptions
+from vit_jax.data.labels.masks import IGNORED
+from vit_jax.data.labels.segments import PanopticTable
+from vit_jax.objectives.segmentation import losses
+from vit_jax.objectives.segmentation.segmentation import (
+    Segmentation,
+    SegmentationOptions,
+)
 
 
 def test_things_and_stuff_are_segments_and_the_largest_come_first():
@@ -63,9 +66,9 @@ def test_an_image_of_more_segments_than_queries_is_refused_by_its_name():
         tuple("abcde"), (), (), things=(True,) * 5, most=7, crowded="masks/street.png"
     )
     objective = made()
-    setting = dataclasses.replace(objective.setting, segments=table)
+    context = dataclasses.replace(objective.context, segments=table)
     with pytest.raises(ConfigError, match=r"masks/street.png has 7 segments.*queries = 6"):
-        Segmentation(objective.options, setting)
-    enough = dataclasses.replace(setting, segments=dataclasses.replace(table, most=6))
+        Segmentation(objective.options, context)
+    enough = dataclasses.replace(context, segments=dataclasses.replace(table, most=6))
     assert Segmentation(objective.options, enough).panoptic
-    Segmentation(SegmentationOptions(head="linear"), setting)  # which learns classes alone
+    Segmentation(SegmentationOptions(head="linear"), context)  # which learns classes alone

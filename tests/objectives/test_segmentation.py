@@ -15,12 +15,15 @@ from tests import lazily
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.convolution import local
-from vit_jax.data.masks import IGNORED
+from vit_jax.data.labels.masks import IGNORED
 from vit_jax.models import registry
-from vit_jax.objectives import segmentation_losses as losses
 from vit_jax.objectives.contract import Learner, ObjectiveContext
-from vit_jax.objectives.matching import assign
-from vit_jax.objectives.segmentation import Segmentation, SegmentationOptions
+from vit_jax.objectives.segmentation import losses
+from vit_jax.objectives.segmentation.matching import assign
+from vit_jax.objectives.segmentation.segmentation import (
+    Segmentation,
+    SegmentationOptions,
+)
 
 torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
 peer = lazily.Package("transformers.models.eomt.modeling_eomt")
@@ -33,14 +36,14 @@ SMALL = dict(
 def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
     small = SMALL if model.startswith("ViT") else dict(image_size=SIZE, num_classes=0)
     config = registry.model_config(model, **small | dict(changes))
-    setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=classes)
+    context = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=classes)
     return Segmentation(
-        SegmentationOptions(**{"queries": QUERIES, "blocks": 2, "points": 64} | options), setting
+        SegmentationOptions(**{"queries": QUERIES, "blocks": 2, "points": 64} | options), context
     )
 
 
 def learner(objective, step=0):
-    model = registry.build(objective.setting.model, rngs=nnx.Rngs(0))
+    model = registry.build(objective.context.model, rngs=nnx.Rngs(0))
     return Learner(model, objective.own(nnx.Rngs(1)), None, jnp.int32(step))
 
 
@@ -194,7 +197,7 @@ def test_masked_attention_is_that_of_transformers(theirs, ours):
 
 
 def test_a_masked_query_reads_no_patch_outside_of_its_mask_and_a_free_one_all():
-    from vit_jax.objectives.segmentation_heads import hide
+    from vit_jax.objectives.segmentation.heads import hide
 
     masks = np.full((1, 2, 4, 4), -1.0, np.float32)
     masks[0, :, :2] = 1.0
@@ -443,6 +446,6 @@ def test_what_does_not_go_together_is_refused(changes, options, message):
     config = registry.model_config(
         model, image_size=SIZE, num_classes=0, **({} if "model" in changes else dict(depth=3))
     )
-    setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=CLASSES)
+    context = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=CLASSES)
     with pytest.raises(ConfigError, match=message):
-        Segmentation(SegmentationOptions(**options), setting)
+        Segmentation(SegmentationOptions(**options), context)

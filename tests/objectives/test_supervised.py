@@ -53,9 +53,9 @@ def test_the_focal_loss_makes_easy_examples_count_less(kind):
 
 
 def test_every_class_needs_its_weight():
-    setting = ObjectiveContext(SimpleNamespace(num_classes=4), (0.5,), (0.5,), 1, int)
+    context = ObjectiveContext(SimpleNamespace(num_classes=4), (0.5,), (0.5,), 1, int)
     with pytest.raises(ConfigError, match="has 5 weights for 4 classes"):
-        Supervised(SupervisedOptions(class_weights=WEIGHTS), setting)
+        Supervised(SupervisedOptions(class_weights=WEIGHTS), context)
 
 
 MIXED = np.float32([[1, 0, 0, 0, 0], [0.3, 0.7, 0, 0, 0], [0, 1e-6, 0, 1, 0], [0, 0, 0, 0, 0]])
@@ -81,9 +81,9 @@ def test_the_binary_loss_of_mixed_targets_is_timms_and_its_formula():
 
 
 def test_the_binary_loss_takes_no_smoothing():
-    setting = ObjectiveContext(SimpleNamespace(num_classes=5), (0.5,), (0.5,), 1, int)
+    context = ObjectiveContext(SimpleNamespace(num_classes=5), (0.5,), (0.5,), 1, int)
     with pytest.raises(ConfigError, match="label_smoothing = 0.1 .*set label_smoothing=0"):
-        Supervised(SupervisedOptions(loss="binary", label_smoothing=0.1), setting)
+        Supervised(SupervisedOptions(loss="binary", label_smoothing=0.1), context)
 
 
 @pytest.mark.parametrize(

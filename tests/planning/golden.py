@@ -17,8 +17,8 @@ from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import Assembly
-from vit_jax.user_files import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "golden"

@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 from vit_jax.planning import compiling, hlo, kernels, plan, target
-from vit_jax.user_files import load_config
+from vit_jax.recipes.user_files import load_config
 
 LARGEST = 40
 # How often the code of an instruction runs, along each axis of its result.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.serving.conftest import encoded
-from vit_jax.data import decode
+from vit_jax.data.decoding import decode
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.serving.decode_worker import Settings

@@ -11,15 +11,18 @@ from flax import nnx
 from PIL import Image
 
 from tests.serving.conftest import encoded
-from vit_jax.checkpoints.own import Own
+from vit_jax.checkpoints.objective_weights import Own
 from vit_jax.checkpoints.reading import Run
 from vit_jax.config import default_config
-from vit_jax.data.segments import PanopticTable
+from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.networks import OWN, Networks
-from vit_jax.objectives.segmentation import Segmentation, SegmentationOptions
+from vit_jax.objectives.segmentation.segmentation import (
+    Segmentation,
+    SegmentationOptions,
+)
 from vit_jax.prediction.images import Named
 from vit_jax.prediction.maps import Segmenter, segment
 from vit_jax.serving.map_network import MapNetwork

@@ -12,10 +12,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.commands import flags as cli
 from vit_jax.data import splits
+from vit_jax.recipes.user_files import load_config
 from vit_jax.studies import sweep as sweeps
 from vit_jax.studies.sweep import divide, sweep, text
 from vit_jax.training.loop import train
-from vit_jax.user_files import load_config
 
 TINY = {
     "model.name": "ViT-mu/8",

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.training import audit
+from vit_jax.training.upkeep import audit
 
 
 def flip(x: jax.Array, device: jax.Device, word: int, bit: int) -> bool:

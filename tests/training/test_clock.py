@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from vit_jax.config import Hosts
-from vit_jax.training.clock import KINDS, Clock
+from vit_jax.training.upkeep.clock import KINDS, Clock
 
 
 def test_every_second_counts_once_as_what_it_was_spent_on(tmp_path):

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from tests.training.flips import flip
 from vit_jax.compute import digests
 from vit_jax.devices import meshes
-from vit_jax.training.audit import Events
-from vit_jax.training.copies import Copies
+from vit_jax.training.upkeep.audit import Events
+from vit_jax.training.upkeep.copies import Copies
 
 SPECS = {
     "params/whole": (P(), "float32"),

@@ -8,9 +8,9 @@ import pytest
 from etils import epath
 
 from vit_jax.config import Eval, Hosts
-from vit_jax.training import provenance
-from vit_jax.training.clock import Clock
-from vit_jax.training.goals import Goals
+from vit_jax.training.upkeep import provenance
+from vit_jax.training.upkeep.clock import Clock
+from vit_jax.training.upkeep.goals import Goals
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from tests.integration.conftest import TINY
 from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
-from vit_jax.training import curves, reference, with_data
+from vit_jax.recipes.user_files import load_config, load_recipe
+from vit_jax.training import with_data
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.user_files import load_config, load_recipe
+from vit_jax.training.upkeep import curves, reference
 
 PUBLISHED = list(curves._published())
 SIZES = {"S": "small", "B": "base", "L": "large", "H": "huge"}

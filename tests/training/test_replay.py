@@ -13,10 +13,10 @@ from tests.integration.conftest import TINY
 from vit_jax.checkpoints import fingerprints
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes
-from vit_jax.training import device_checks, replay
 from vit_jax.training import state as states
 from vit_jax.training.assembly import make_mesh, resolve
-from vit_jax.training.audit import CordonHost, WrongState
+from vit_jax.training.upkeep import device_checks, replay
+from vit_jax.training.upkeep.audit import CordonHost, WrongState
 from vit_jax.training.with_data import assembly_for
 
 FAULTS = 120

@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
-from vit_jax.user_files import load_config
 
 RECIPE = str(pathlib.Path(__file__).resolve().parents[2] / "configs/digits.py")
 

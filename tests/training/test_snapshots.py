@@ -12,11 +12,11 @@ from vit_jax.base import schema
 from vit_jax.config import config_class, default_config
 from vit_jax.data import sources
 from vit_jax.data.augmentation.augment import normalize
-from vit_jax.data.masks import mask_table
+from vit_jax.data.labels.masks import mask_table
 from vit_jax.devices import meshes
-from vit_jax.training import snapshots
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.user_files import load_config
+from vit_jax.training.upkeep import snapshots
 
 
 def test_a_histogram_counts_as_numpy_does():

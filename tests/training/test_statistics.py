@@ -82,9 +82,9 @@ def test_the_loss_of_held_out_examples_is_by_the_averaged_ones_whatever_the_batc
         losses = []
         for batch_size in (12, 8):
             typed = dataclasses.replace(schema.typed(config_class(), config), batch_size=batch_size)
-            subject = EvalContext(
+            context = EvalContext(
                 typed, assembly.model_config, assembly.definition, (), networks=assembly.networks
             )
-            evaluator = Loss(Loss.Options(), subject)
+            evaluator = Loss(Loss.Options(), context)
             losses.append(evaluator(EvaluatedModel(state.weights(), state), mesh)["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)

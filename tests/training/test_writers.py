@@ -11,8 +11,8 @@ from etils import epath
 from PIL import Image
 
 from vit_jax.evaluation.run import text
-from vit_jax.training.wandb_writer import WandbWriter
-from vit_jax.training.writers import (
+from vit_jax.training.upkeep.wandb_writer import WandbWriter
+from vit_jax.training.upkeep.writers import (
     ConsoleWriter,
     Histogram,
     JsonLinesWriter,

@@ -12,8 +12,9 @@ from PIL import Image, ImageOps
 
 from vit_jax.benchmarks.context import context
 from vit_jax.config import Config
-from vit_jax.data import crops, decode, images, loader, reading, sources
+from vit_jax.data import crops, loader, reading, sources
 from vit_jax.data.batches import TrainBatches
+from vit_jax.data.decoding import decode, images
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record, soft_labels
 from vit_jax.devices import local, meshes

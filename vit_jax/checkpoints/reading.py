@@ -17,16 +17,17 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import objectives, user_files
+from vit_jax import objectives
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import adapted, descriptions, fingerprints, storage
-from vit_jax.checkpoints.own import Own, abstract_own, trained_networks
+from vit_jax.checkpoints import descriptions, fingerprints, lora, storage
+from vit_jax.checkpoints.objective_weights import Own, abstract_own, trained_networks
 from vit_jax.compute import digests
 from vit_jax.config import default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
+from vit_jax.recipes import user_files
 
 FOLDER, BEST = "checkpoints", "best"
 RECIPE = "config.py"  # the config of a run, beside its checkpoints
@@ -188,7 +189,7 @@ def weights_mark(folder: epath.Path) -> str:
       folder: of a checkpoint.
     """
     description = read_description(folder)
-    like = adapted.saved_like(
+    like = lora.saved_like(
         description, registry.abstract_weights(descriptions.stored_model_config(description))[1]
     )
     parts = {

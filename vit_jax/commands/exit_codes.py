@@ -62,7 +62,7 @@ def report_errors() -> Iterator[None]:
 
 def end_at_once_when_interrupted() -> None:
     """From now on Ctrl-C ends the process silently, as SIGTERM does. For code that handles the
-    first signal itself (`training/preemption.py`): the second must not wait for Python.
+    first signal itself (`training/upkeep/preemption.py`): the second must not wait for Python.
     """
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -172,17 +172,17 @@ def convert() -> None:
     from vit_jax.interchange.loading import convert
     from vit_jax.prediction.overrides import of_images
 
-    foreign = convert(
+    checkpoint = convert(
         *paths,
         FLAGS.to,
         data=of_images(default_config(), settings, "convert"),
         allow_nonfinite=FLAGS.allow_nonfinite,
         **cli.options(FLAGS.model),
     )
-    config, source = foreign.model_config, foreign.layout.get("format", "orbax")
+    config, source = checkpoint.model_config, checkpoint.layout.get("format", "orbax")
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
-        f"{describe_model(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+        f"{describe_model(config, checkpoint.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 
@@ -291,7 +291,7 @@ def models() -> None:
     cli.define_register()
     names = cli.parse_flags("NAME", optional=True)
 
-    from vit_jax.models import listing
+    from vit_jax.interchange import listing
 
     if FLAGS.published:
         rows = listing.published_table()

@@ -87,9 +87,9 @@ def load_config(
     """The recipe, by default the one that --config names, with the settings of the command line, and what
     those changed of it, see `base.settings.change`; after `parse_flags`.
     """
-    from vit_jax import user_files
     from vit_jax.base.settings import change
     from vit_jax.config import config_class
+    from vit_jax.recipes import user_files
 
     config = user_files.load_config(recipe or _recipe())
     return config, change(config, config_class(), settings)
@@ -101,9 +101,9 @@ def load_recipe(
     """The runs of the recipe that --config names, '' of a recipe of one, each with the settings of the command
     line, and what those changed of the last; see `load_config`.
     """
-    from vit_jax import user_files
     from vit_jax.base.settings import change
     from vit_jax.config import config_class
+    from vit_jax.recipes import user_files
 
     runs, changes = user_files.load_recipe(_recipe()), {}
     for config in runs.values():
@@ -283,7 +283,7 @@ def parse_flags(positional: str = "", *, optional: bool = False) -> list[str]:
         raise flags.Error(f"{' '.join(arguments)!r}: nothing is expected here but flags")
     logs.to_stderr()
     if "register" in FLAGS and FLAGS.register:
-        from vit_jax import user_files
+        from vit_jax.recipes import user_files
 
         for path in FLAGS.register:
             user_files.register(path)

@@ -18,7 +18,7 @@ def launch() -> None:
     First the training command's own --dry_run checks it for the devices of the cluster. What stands behind a second
     -- are flags of the program that the engine calls. With --dry_run it prints what would run, and starts nothing.
     """
-    from vit_jax.base import shipped
+    from vit_jax.recipes import shipped
 
     shipped.find_launch()
     main, table = (importlib.import_module(f"launch.{name}") for name in ("main", "flags"))

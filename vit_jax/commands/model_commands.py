@@ -88,7 +88,7 @@ def evaluate() -> None:
 def _follow(settings: list[tuple[str, str]], process: int) -> None:
     """`evaluate --follow`."""
     from vit_jax.evaluation.progress import with_progress
-    from vit_jax.training.follow import What, follow, text
+    from vit_jax.training.upkeep.follow import What, follow, text
 
     what = What(tuple(settings), FLAGS.suite, FLAGS.data_dir, FLAGS.name)
     result = follow(FLAGS.checkpoint, what, watch=with_progress)

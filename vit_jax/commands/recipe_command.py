@@ -18,7 +18,8 @@ def tutorial() -> None:
     if len(folders) > 1:
         raise flags.Error(f"one DIR, not {' '.join(folders)}")
 
-    from vit_jax.base import outputs, shipped
+    from vit_jax.base import outputs
+    from vit_jax.recipes import shipped
 
     folder = folders[0] if folders else "."
     outputs.make_folder(folder, "DIR")

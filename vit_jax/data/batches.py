@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from vit_jax.data import crops, decode, views
-from vit_jax.data.masks import ClassTable, LabelMap, mask_table
+from vit_jax.data import crops, views
+from vit_jax.data.decoding import decode
+from vit_jax.data.labels.masks import ClassTable, LabelMap, mask_table
 from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels

@@ -22,7 +22,7 @@ from absl import logging
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import packing
-from vit_jax.data.masks import mask_table
+from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.record import Labels, Record, Source, soft_labels
 

@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 
 if TYPE_CHECKING:
-    from vit_jax.models.conversions.contract import Preprocessing
+    from vit_jax.models.preprocessing import Preprocessing
 
 _TRIES = 10
 _RESIZING = (

@@ -4,7 +4,7 @@ Mesh axes, outermost first: `replica` (each has a copy of the whole state), `dat
 replicated, optimizer state and averages are sharded), `fsdp` (parameters are sharded too), `tensor`
 (heads and MLP width). The batch is sharded over all but `tensor`. A config knows the last three:
 its `data` is replica x data. Models know none of this; what is computed with the mesh that is set
-is in `compute.partitioning`, where a step computes its update in `training.placement`.
+is in `compute.partitioning`, where a step computes its update in `training.zero`.
 """
 
 import math

@@ -77,7 +77,7 @@ class Suite:
             yield {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
 
 
-def make(entries: Sequence, subject: EvalContext) -> Suite:
+def make(entries: Sequence, context: EvalContext) -> Suite:
     """The evaluators that `config.eval.evaluators` names.
 
     Args:
@@ -89,8 +89,8 @@ def make(entries: Sequence, subject: EvalContext) -> Suite:
         not go with the model.
     """
     if not entries:
-        objective = objectives.find_objective(subject.config.objective)[0]
-        usual = "accuracy" if objective.needs_labels or subject.networks is None else "loss"
+        objective = objectives.find_objective(context.config.objective)[0]
+        usual = "accuracy" if objective.needs_labels or context.networks is None else "loss"
         entries = (objective.evaluator or usual,)
     found = {}
     for entry in entries:
@@ -110,7 +110,7 @@ def make(entries: Sequence, subject: EvalContext) -> Suite:
                 f"config.eval.evaluators: two have the prefix {prefix!r}; give one another: "
                 f"({name!r}, {{'prefix': 'NAME'}})"
             )
-        found[prefix] = evaluator(options, subject)
+        found[prefix] = evaluator(options, context)
     return Suite(tuple(found.items()))
 
 

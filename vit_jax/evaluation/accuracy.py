@@ -29,8 +29,8 @@ class Accuracy(LogitsEvaluator):
     label at all is excluded (ImageNet-ReaL's rule, arXiv 2006.07159).
     """
 
-    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
-        super().__init__(options, subject)
+    def __init__(self, options: EvaluatorOptions, context: EvalContext):
+        super().__init__(options, context)
         self._step, self._logged_unlabelled = None, False
 
     def __call__(
@@ -72,9 +72,9 @@ class Accuracy(LogitsEvaluator):
 
     def _added(self, sums: dict, logits: jax.Array, batch: dict) -> dict[str, jax.Array]:
         """`sums` with those of a batch, whose images have these logits."""
-        subject = self.subject
-        classes = subject.model_config.num_classes
-        top, loss = min(5, classes), objectives.loss(subject.config.objective)
+        context = self.context
+        classes = context.model_config.num_classes
+        top, loss = min(5, classes), objectives.loss(context.config.objective)
         targets = to_targets(batch["label"], classes)
         mask = batch["mask"] * (targets.sum(-1) > 0)
         best = jax.lax.top_k(logits, top)[1]

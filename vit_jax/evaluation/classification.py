@@ -57,17 +57,17 @@ class Classification(LogitsEvaluator):
 
     Options = ClassificationOptions
 
-    def __init__(self, options: ClassificationOptions, subject: EvalContext):
-        super().__init__(options, subject)
+    def __init__(self, options: ClassificationOptions, context: EvalContext):
+        super().__init__(options, context)
         if options.images and not options.out:
             raise ConfigError("config.eval.evaluators: classification: images needs out=FOLDER")
         if options.out:
             places.locate(options.out, _OUT)
-        size = len(self.source) * subject.model_config.num_classes
+        size = len(self.source) * context.model_config.num_classes
         if size > _LOGITS:
             raise ConfigError(
                 f"classification keeps all logits, {len(self.source):,} x "
-                f"{subject.model_config.num_classes:,}, and takes at most {_LOGITS:,}: evaluate a slice of the "
+                f"{context.model_config.num_classes:,}, and takes at most {_LOGITS:,}: evaluate a slice of the "
                 "split, or 'accuracy' alone"
             )
 
@@ -85,7 +85,7 @@ class Classification(LogitsEvaluator):
             raise ConfigError("classification: no example has a label")
         if self.options.present:
             logits = np.where(targets.any(0), logits, -np.inf)
-        kind = objectives.probabilities(self.subject.config.objective)
+        kind = objectives.probabilities(self.context.config.objective)
         found = _ranked(logits, targets)
         if self.source.multi_label:
             precisions = measures.average_precision(logits, targets)
@@ -104,7 +104,7 @@ class Classification(LogitsEvaluator):
         probabilities: np.ndarray,
     ) -> None:
         """The tables and pictures of `options.out`."""
-        folder, classes = outputs.make_folder(self.options.out, _OUT), self.subject.classes
+        folder, classes = outputs.make_folder(self.options.out, _OUT), self.context.classes
         best = logits.argmax(-1)
         if not self.source.multi_label:
             pairs = measures.confusion(targets.argmax(-1), best, len(classes))

@@ -87,9 +87,9 @@ class Evaluator:
 
     Options: ClassVar[type] = EvaluatorOptions
 
-    def __init__(self, options: Any, subject: EvalContext):
+    def __init__(self, options: Any, context: EvalContext):
         """Raises `ConfigError` for options or data that do not go with the model."""
-        self.options, self.subject = options, subject
+        self.options, self.context = options, context
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -114,7 +114,7 @@ class Evaluator:
 
     def data(self) -> Data:
         """The section `data` of the run's config, with what the options change in it."""
-        return dataclasses.replace(self.subject.config.data, **dict(self.options.data))
+        return dataclasses.replace(self.context.config.data, **dict(self.options.data))
 
 
 def held_out(evaluator: Evaluator) -> Source | None:

@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.data import sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.options import Data
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy
@@ -33,8 +33,8 @@ class Corruptions(Evaluator):
 
     Options = contract.EvaluatorOptions
 
-    def __init__(self, options: contract.EvaluatorOptions, subject: EvalContext):
-        super().__init__(options, subject)
+    def __init__(self, options: contract.EvaluatorOptions, context: EvalContext):
+        super().__init__(options, context)
         data = self.data()
         sections = {
             (name, severity): _section(data, name, severity)
@@ -44,7 +44,7 @@ class Corruptions(Evaluator):
         self._sources = {key: sources.open_eval(section) for key, section in sections.items()}
         first = next(iter(sections.values()))
         changed = tuple((f, getattr(first, f)) for f in ("name", "path", "eval_split", "holdout"))
-        self._accuracy = Accuracy(dataclasses.replace(options, data=changed), subject)
+        self._accuracy = Accuracy(dataclasses.replace(options, data=changed), context)
 
     def metrics(self) -> tuple[str, ...]:
         return ("mce", "error", *ALEXNET)
@@ -54,7 +54,7 @@ class Corruptions(Evaluator):
     ) -> dict[str, float]:
         errors = {}
         for key, source in self._sources.items():
-            self._accuracy.source = with_classes(source, self.subject.classes)
+            self._accuracy.source = with_classes(source, self.context.classes)
             errors[key] = 1 - self._accuracy(trained, mesh, watch)["accuracy"]
         return summarized(errors)
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
@@ -42,8 +42,8 @@ class FeatureEvaluator(Evaluator):
     cut as for evaluation.
     """
 
-    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
-        super().__init__(options, subject)
+    def __init__(self, options: EvaluatorOptions, context: EvalContext):
+        super().__init__(options, context)
         data = self.data()
         self.train = sources.open_source(data, data.train_split)
         self.test = with_classes(sources.open_eval(data), self.train.classes)
@@ -52,7 +52,7 @@ class FeatureEvaluator(Evaluator):
                 f"{type(self).__name__} needs examples with one label each, which {data.name!r} "
                 "does not have"
             )
-        self._config = dataclasses.replace(subject.config, data=data)
+        self._config = dataclasses.replace(context.config, data=data)
         self._forward = None
 
     def batches(
@@ -60,7 +60,7 @@ class FeatureEvaluator(Evaluator):
     ) -> Iterator[Features]:
         """The features of `source`, a batch (B, …) at a time, sharded over the mesh as batches are."""
         if self._forward is None:
-            self._forward = _compiled(self.subject, self._config.data, mesh)
+            self._forward = _compiled(self.context, self._config.data, mesh)
         cut = meshes.batch_sharding(mesh)
         with loader.eval_batches(source, self._config, cut) as batches:
             for batch in watch(batches):
@@ -89,9 +89,9 @@ def of_examples(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np
 
 
 def _compiled(
-    subject: EvalContext, data: Data, mesh: Mesh
+    context: EvalContext, data: Data, mesh: Mesh
 ) -> Callable[[Weights, jax.Array], jax.Array]:
-    features = make_features(subject.definition, subject.model_config, data)
+    features = make_features(context.definition, context.model_config, data)
 
     def pooled(weights: Weights, images: jax.Array) -> jax.Array:
         return features(weights, images)[0]

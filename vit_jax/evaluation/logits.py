@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data.labels.classes import with_classes
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, Evaluator, EvaluatorOptions, Watch
 from vit_jax.evaluation.forward import make_forward
@@ -43,21 +43,21 @@ class LogitsEvaluator(Evaluator):
 
     Options = EvaluatorOptions
 
-    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
-        super().__init__(options, subject)
-        if not subject.model_config.num_classes:
+    def __init__(self, options: EvaluatorOptions, context: EvalContext):
+        super().__init__(options, context)
+        if not context.model_config.num_classes:
             raise ConfigError(
                 "the model has no head, so that it has no accuracy: judge its features with "
                 "--config.eval.evaluators='(\"knn\",)' or few_shot"
             )
-        self.config = dataclasses.replace(subject.config, data=self.data())
-        self.source = with_classes(sources.open_eval(self.config.data), subject.classes)
+        self.config = dataclasses.replace(context.config, data=self.data())
+        self.source = with_classes(sources.open_eval(self.config.data), context.classes)
         self._gather = None
 
     def forward(self) -> Callable[[Weights, jax.Array], jax.Array]:
         """To be traced: weights and images (B, H, W, C) uint8 to logits (B, classes) float32."""
-        subject = self.subject
-        network = make_forward(subject.definition, subject.model_config, self.config.data)
+        context = self.context
+        network = make_forward(context.definition, context.model_config, self.config.data)
         return lambda weights, images: network(weights, images).logits
 
     def collect(self, weights: Weights, mesh: Mesh, watch: Watch = iter) -> Logits:

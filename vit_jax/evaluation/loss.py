@@ -30,11 +30,11 @@ class Loss(Evaluator):
 
     Options = EvaluatorOptions
 
-    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
-        super().__init__(options, subject)
-        if subject.networks is None:
+    def __init__(self, options: EvaluatorOptions, context: EvalContext):
+        super().__init__(options, context)
+        if context.networks is None:
             raise ConfigError(_NEEDS_TRAINING)
-        self.config = dataclasses.replace(subject.config, data=self.data())
+        self.config = dataclasses.replace(context.config, data=self.data())
         self.source = sources.open_eval(self.config.data)
         self._step = None
 
@@ -54,7 +54,7 @@ class Loss(Evaluator):
         return means | {"examples": int(count)}
 
     def _sums(self, state, batch: dict, number: jax.Array) -> dict[str, jax.Array]:
-        on_devices, data = self.subject.networks.for_devices(), self.config.data
+        on_devices, data = self.context.networks.for_devices(), self.config.data
         # An example's loss may not depend on others of its batch, some of which only fill it.
         model_config = batch_norm.with_fixed_statistics(on_devices.model_config)
         on_devices = dataclasses.replace(on_devices, model_config=model_config)

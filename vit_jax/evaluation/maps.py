@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base import sizes
-from vit_jax.data import resize
 from vit_jax.data.augmentation import augment
+from vit_jax.data.decoding import resize
 from vit_jax.data.options import Data
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN, Networks

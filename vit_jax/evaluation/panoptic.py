@@ -4,9 +4,9 @@
 
 import numpy as np
 
-from vit_jax.data import resize
-from vit_jax.data.masks import IGNORED
-from vit_jax.data.segments import classes_of, numbers
+from vit_jax.data.decoding import resize
+from vit_jax.data.labels.masks import IGNORED
+from vit_jax.data.labels.segments import classes_of, numbers
 
 _UNIT = (
     2**40
@@ -26,8 +26,8 @@ def segment_map(
     score: float,
     overlap: float,
 ) -> np.ndarray:
-    """The segments of an image as a label map (H, W) uint16, see `data.segments`, as Mask2Former joins queries: each
-    pixel goes to the query with the largest product of class and mask probability.
+    """The segments of an image as a label map (H, W) uint16, see `data.labels.segments`, as Mask2Former joins queries:
+    each pixel goes to the query with the largest product of class and mask probability.
 
     Args:
       masks: (h, w, Q) probabilities.

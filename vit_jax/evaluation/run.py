@@ -13,7 +13,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch, held_out
 from vit_jax.evaluation.forward import normalized_as
-from vit_jax.evaluation.unseen import judged_images
+from vit_jax.evaluation.leakage import judged_images
 from vit_jax.models import registry
 
 
@@ -58,11 +58,11 @@ def make_judges(
     definition, _ = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes or run.own else ()
     networks = run.own.networks if run.own else None
-    subject = EvalContext(config, run.model_config, definition, classes, networks)
+    context = EvalContext(config, run.model_config, definition, classes, networks)
     if suite:
-        judges, absent = suites.make(suite, subject, data_dir)
+        judges, absent = suites.make(suite, context, data_dir)
     else:
-        judges, absent = evaluation.make(config.eval.evaluators, subject), {}
+        judges, absent = evaluation.make(config.eval.evaluators, context), {}
         judged = [(one, source) for _, one in judges.evaluators if (source := held_out(one))]
         lines = [judged_images(one.data(), len(source)) for one, source in judged]
         for line in dict.fromkeys(lines):  # Several judge the same images.

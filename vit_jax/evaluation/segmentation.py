@@ -14,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.data import decode, loader, sources
+from vit_jax.data import loader, sources
 from vit_jax.data.batches import check_bad_images, pass_over
-from vit_jax.data.masks import IGNORED, mask_table
+from vit_jax.data.decoding import decode
+from vit_jax.data.labels.masks import IGNORED, mask_table
+from vit_jax.data.labels.segments import PanopticTable, classes_of
 from vit_jax.data.record import BadImage, Source
-from vit_jax.data.segments import PanopticTable, classes_of
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import contract, maps, panoptic
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
@@ -59,18 +60,18 @@ class Segmentation(Evaluator):
 
     Options = MaskOptions
 
-    def __init__(self, options: MaskOptions, subject: EvalContext):
-        super().__init__(options, subject)
-        if subject.networks is None or not subject.networks.objective.own_answers:
+    def __init__(self, options: MaskOptions, context: EvalContext):
+        super().__init__(options, context)
+        if context.networks is None or not context.networks.objective.own_answers:
             raise ConfigError(
                 "config.eval.evaluators: 'segmentation' judges models that were trained with "
-                f"config.objective.name='segmentation', and this is {subject.config.objective.name!r}"
+                f"config.objective.name='segmentation', and this is {context.config.objective.name!r}"
             )
-        self.config = dataclasses.replace(subject.config, data=self.data())
+        self.config = dataclasses.replace(context.config, data=self.data())
         self.source = sources.open_eval(self.config.data)
-        _check(self.source, subject.classes)
+        _check(self.source, context.classes)
         self._answers = None
-        objective = subject.networks.objective
+        objective = context.networks.objective
         self.things = objective.table.things if objective.panoptic else ()
         check_windows(options.windows, self.things)
         if self.things and mask_table(self.source).dtype != PanopticTable.dtype:
@@ -80,7 +81,7 @@ class Segmentation(Evaluator):
             )
 
     def metrics(self) -> tuple[str, ...]:
-        classes = self.subject.classes
+        classes = self.context.classes
         names = [*METRICS, *(f"iou/{name}" for name in classes)]
         if self.things:
             none = np.zeros((len(classes), 4), np.int64)
@@ -96,9 +97,9 @@ class Segmentation(Evaluator):
         rows = loader.local_rows(sharding, batch, "the evaluation batch size")
         counted = _counted(sharding, batch, rows)
         if self._answers is None:
-            answers = maps.make_answers(self.subject.networks, self.config.data)
+            answers = maps.make_answers(self.context.networks, self.config.data)
             self._answers = jax.jit(answers, out_shardings=sharding)
-        classes = len(self.subject.classes)
+        classes = len(self.context.classes)
         confusion, segments = (np.zeros((classes, n), np.int64) for n in (classes, 4))
         bad, images = {}, 0
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -131,7 +132,7 @@ class Segmentation(Evaluator):
         except BadImage as error:
             return None, error
         return maps.cut(
-            pixels, data, self.options.windows, grain(self.subject.model_config)
+            pixels, data, self.options.windows, grain(self.context.model_config)
         ), labels
 
     def _predict(
@@ -171,7 +172,7 @@ class Segmentation(Evaluator):
             *counts, numbers = zip(*found, strict=True)
             confusion, segments = (np.sum(np.asarray(n, np.int64), axis=0) for n in counts)
             images = sum(numbers)
-        classes = self.subject.classes
+        classes = self.context.classes
         of_things = panoptic.measures(segments, classes, self.things) if self.things else {}
         return measures(confusion, classes) | of_things | {"images": images}
 

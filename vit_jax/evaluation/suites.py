@@ -13,7 +13,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data import sources
 from vit_jax.data.record import DataAbsent
-from vit_jax.data.sources.named import FEW_SHOT
+from vit_jax.data.sources.known_sets import FEW_SHOT
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.data.sources.tfds import data_dir
 from vit_jax.evaluation.contract import EvalContext
@@ -60,7 +60,7 @@ SUITES: dict[str, tuple[Part, ...]] = {
 
 
 def make(
-    name: str, subject: EvalContext, folder: str = ""
+    name: str, context: EvalContext, folder: str = ""
 ) -> tuple[evaluation.Suite, dict[str, str]]:
     """The evaluators of a suite whose data is there, and of the others why it is not.
 
@@ -75,7 +75,7 @@ def make(
     found, absent = [], {}
     for part in SUITES[name]:
         try:
-            found += evaluation.make([_entry(part, folder)], subject).evaluators
+            found += evaluation.make([_entry(part, folder)], context).evaluators
         except DataAbsent as error:
             absent[part.prefix] = str(error)
             logging.warning("%s is skipped: %s", part.prefix, error)

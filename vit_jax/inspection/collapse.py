@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.inspection.contract import NO_ATTENTION, Section, Subject
+from vit_jax.inspection.contract import NO_ATTENTION, InspectionContext, Section
 from vit_jax.pictures import tiles
 
 ALIKE = 0.9  # the cosine from which a layer's attention is that of the layer before
@@ -13,15 +13,15 @@ def alike(similarity: np.ndarray) -> int:
     return int((np.diagonal(similarity, offset=1) > ALIKE).sum())
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """Similarity of attention between layers."""
-    section, found = Section("Collapse: do layers attend alike?", ""), subject.details.similarity
+    section, found = Section("Collapse: do layers attend alike?", ""), context.details.similarity
     if not found:
         section.text = NO_ATTENTION
         return section
     texts = [
         f"The cosine between what a query attends to in two layers, averaged over queries, heads and "
-        f"{subject.shown} images (DeepViT). Layers count as alike here above {ALIKE:g}."
+        f"{context.shown} images (DeepViT). Layers count as alike here above {ALIKE:g}."
     ]
     for name, similarity in found.items():
         title, count = name.replace("_", " "), alike(similarity)

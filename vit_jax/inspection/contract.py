@@ -35,7 +35,7 @@ class InspectOptions:
 
 
 @dataclasses.dataclass
-class Subject:
+class InspectionContext:
     """A model and the images that it looked at.
 
     Attributes:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.inspection.attention import distances
-from vit_jax.inspection.contract import NEGATIVE, NO_ATTENTION, Section, Subject
+from vit_jax.inspection.contract import NEGATIVE, NO_ATTENTION, InspectionContext, Section
 from vit_jax.inspection.observe import Stream
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
@@ -20,13 +20,13 @@ def spread(distance: np.ndarray) -> np.ndarray:
     return distance.astype(np.float64).mean(1).std(-1)
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """One dot for each head: distance over depth; below, how far the heads of a layer are apart."""
     section = Section(TITLE, "")
-    if not subject.observed.streams:
+    if not context.observed.streams:
         section.text = NO_ATTENTION
         return section
-    count = len(subject.images)
+    count = len(context.images)
     section.text = (
         f"How far a patch looks, in pixels of the input image: distances to all patches, weighted by "
         f"attention, averaged over the patches and {count} images. The class token's row and column "
@@ -34,7 +34,7 @@ def inspect(subject: Subject) -> Section:
         "ViT paper's authors count. A head near 0 looks around itself; looking everywhere alike would "
         "give the grey line."
     )
-    for name, stream in subject.observed.streams.items():
+    for name, stream in context.observed.streams.items():
         section.numbers |= {
             f"{name}/{key}": getattr(stream, key)
             for key in ("distance", *_VARIANTS)

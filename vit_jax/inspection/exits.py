@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.inspection.contract import InspectionContext, Section, picture_of
 from vit_jax.pictures import tiles
 
 _MOST = 8  # images of an exit
@@ -22,14 +22,14 @@ def leaves_at(confidences: np.ndarray, thresholds: tuple[float, ...]) -> np.ndar
     return enough.argmax(0)
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """Rows of images, the surest first."""
     section = Section("Images by exit", "")
-    if subject.exits is None:
+    if context.exits is None:
         section.text = "No meaning here: this model has no early exits."
         return section
-    confidences, best = subject.exits(subject.images)
-    thresholds = subject.options.thresholds or (0.8,) * (len(confidences) - 1)
+    confidences, best = context.exits(context.images)
+    thresholds = context.options.thresholds or (0.8,) * (len(confidences) - 1)
     left = leaves_at(confidences, thresholds)
     section.numbers |= {"confidences": confidences, "leaves_at": left}
     shown, names, rows = [], [], []
@@ -37,11 +37,11 @@ def inspect(subject: Subject) -> Section:
         mine = np.flatnonzero(left == number)
         mine = mine[np.argsort(-confidences[number, mine], kind="stable")]
         rows.append(f"exit {number + 1}: {len(mine)}")
-        blank = np.full((*subject.images.shape[1:3], 3), 255, np.uint8)
+        blank = np.full((*context.images.shape[1:3], 3), 255, np.uint8)
         some = [
             (
-                picture_of(subject.images[i]),
-                _caption(subject, i, confidences[number, i], best[number, i]),
+                picture_of(context.images[i]),
+                _caption(context, i, confidences[number, i], best[number, i]),
             )
             for i in mine[:_MOST]
         ]
@@ -60,6 +60,6 @@ def inspect(subject: Subject) -> Section:
     return section
 
 
-def _caption(subject: Subject, number: int, confidence: float, best: int) -> str:
-    predicted = f"{subject.classes[best]} {confidence:.0%}"
-    return subject.caption(number, predicted=predicted)
+def _caption(context: InspectionContext, number: int, confidence: float, best: int) -> str:
+    predicted = f"{context.classes[best]} {confidence:.0%}"
+    return context.caption(number, predicted=predicted)

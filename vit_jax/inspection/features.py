@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.inspection.components import principal_components
-from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.inspection.contract import InspectionContext, Section, picture_of
 from vit_jax.pictures import tiles
 
 
@@ -27,13 +27,13 @@ def colours(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return found.reshape(*tokens.shape[:2], 3), np.pad(shares, (0, missing))
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """Each image beside its patches' features."""
-    tokens = subject.observed.tokens
+    tokens = context.observed.tokens
     found, shares = colours(tokens)
-    pictures = (255 * found).round().astype(np.uint8).reshape(len(tokens), *subject.grid, 3)
+    pictures = (255 * found).round().astype(np.uint8).reshape(len(tokens), *context.grid, 3)
     shown = []
-    for image, picture in zip(subject.images, pictures, strict=False):
+    for image, picture in zip(context.images, pictures, strict=False):
         shown += [picture_of(image), picture]
     text = (
         f"Red, green and blue are the first three principal components of the patches after the last "
@@ -42,7 +42,7 @@ def inspect(subject: Subject) -> Section:
     )
     labels = []
     for number in range(len(tokens)):
-        labels += [subject.caption(number), "features"]
+        labels += [context.caption(number), "features"]
     figure = tiles.draw_tiles(
         "Features of patches: principal components as red, green, blue",
         shown, names=labels, columns=6 if len(tokens) > 2 else 2, side=150,

@@ -6,7 +6,7 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.inspection.components import principal_components
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import InspectionContext, Section
 from vit_jax.pictures import tiles
 
 COMPONENTS = 28  # ViT Fig. 7
@@ -33,11 +33,11 @@ def components_of_filters(
     return directions.reshape(-1, *kernel.shape[:-1]), shares
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """Of every kernel that meets the image."""
     section = Section("Filters of the first layer", "")
-    params = patterns.named(subject.weights.params)
-    kernels = {name: params[name] for name in subject.config.image_kernels if name in params}
+    params = patterns.named(context.weights.params)
+    kernels = {name: params[name] for name in context.config.image_kernels if name in params}
     texts = []
     for name, kernel in kernels.items():
         key = name.replace("/", "_").removesuffix("_kernel")

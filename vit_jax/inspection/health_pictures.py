@@ -5,21 +5,21 @@ attention, silent channels, effective rank.
 import numpy as np
 
 from vit_jax.inspection import health
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import InspectionContext, Section
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """Norms, outliers, entropy, logits, silent channels and ranks over depth."""
     section = Section("Health of the layers", "")
-    observed, count = subject.observed, len(subject.images)
+    observed, count = context.observed, len(context.images)
     if not observed.norms:
         section.text = "No meaning here: this family gives maps of several sizes, and no tokens after every block."
         return section
-    texts = [f"Mean over {count} images (ranks over {subject.shown})."]
+    texts = [f"Mean over {count} images (ranks over {context.shown})."]
     for name, norms in observed.norms.items():
-        texts.append(_of_blocks(subject, section, name, norms))
+        texts.append(_of_blocks(context, section, name, norms))
     for name, stream in observed.streams.items():
         title, depths = name.replace("_", " "), np.arange(1, len(stream.entropy) + 1)
         section.numbers |= {f"{name}/entropy": stream.entropy, f"{name}/range": stream.logit_range}
@@ -46,10 +46,10 @@ def inspect(subject: Subject) -> Section:
     return section
 
 
-def _of_blocks(subject: Subject, section: Section, name: str, norms: np.ndarray) -> str:
+def _of_blocks(context: InspectionContext, section: Section, name: str, norms: np.ndarray) -> str:
     title, layers = name.replace("_", " "), len(norms)
     layout = f"{name.removesuffix('blocks')}attention"
-    patches = _patches(subject, layout, norms.shape[-1])
+    patches = _patches(context, layout, norms.shape[-1])
     depths, of_patches = np.arange(1, layers + 1), norms[..., -patches:]
     flat = of_patches.reshape(layers, -1).astype(np.float64)
     plot = Plot(f"Norm of tokens after each of the {title}", x="layer", whole=True, y="norm")
@@ -59,7 +59,7 @@ def _of_blocks(subject: Subject, section: Section, name: str, norms: np.ndarray)
     if learned.size:
         plot.line(depths, learned.mean((1, 2)), style.COLOURS[1], "learned tokens, mean")
     share = health.outliers(of_patches).reshape(layers, -1).mean(1)
-    still, ranks = health.silent(subject.observed.channels[name]), subject.details.ranks[name]
+    still, ranks = health.silent(context.observed.channels[name]), context.details.ranks[name]
     section.figures |= {f"{name}_norms": plot.image()}
     small = {
         "outliers": (
@@ -85,16 +85,16 @@ def _of_blocks(subject: Subject, section: Section, name: str, norms: np.ndarray)
     most = int(share.argmax())
     return (
         f"{title.capitalize()}: outlier tokens at most {share[most]:.2%} of patches (layer {most + 1}); "
-        f"silent channels after the last layer: {int(still[-1])} of {subject.observed.channels[name].shape[1]}; "
+        f"silent channels after the last layer: {int(still[-1])} of {context.observed.channels[name].shape[1]}; "
         f"effective rank {ranks[0].mean():.1f} in layer 1, {ranks[-1].mean():.1f} in the last."
     )
 
 
-def _patches(subject: Subject, attention: str, tokens: int) -> int:
-    stream = subject.observed.streams.get(attention)
+def _patches(context: InspectionContext, attention: str, tokens: int) -> int:
+    stream = context.observed.streams.get(attention)
     if stream is not None:
         return stream.layout.patches
-    return min(subject.grid[0] * subject.grid[1], tokens)
+    return min(context.grid[0] * context.grid[1], tokens)
 
 
 def _over_heads(title: str, unit: str, values: np.ndarray) -> Plot:

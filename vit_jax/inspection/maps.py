@@ -6,7 +6,14 @@ import cv2
 import numpy as np
 
 from vit_jax.inspection.attention import centre_share
-from vit_jax.inspection.contract import NEGATIVE, NO_ATTENTION, Section, Subject, picture_of, spread
+from vit_jax.inspection.contract import (
+    NEGATIVE,
+    NO_ATTENTION,
+    InspectionContext,
+    Section,
+    picture_of,
+    spread,
+)
 from vit_jax.inspection.observe import Stream
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.plot import Plot
@@ -51,12 +58,12 @@ def _smoothed(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return cv2.GaussianBlur(large, (0, 0), sigmaX=patch[1], sigmaY=patch[0])
 
 
-def inspect_overlays(subject: Subject) -> Section:
+def inspect_overlays(context: InspectionContext) -> Section:
     """Rollout and last-layer attention over the images shown."""
     section = Section("Where it looks: rollout and last layer", "")
-    streams = {n: s for n, s in subject.observed.streams.items() if s.rollout is not None}
+    streams = {n: s for n, s in context.observed.streams.items() if s.rollout is not None}
     if not streams:
-        section.text = _without(subject, "rollout needs attention among all patches")
+        section.text = _without(context, "rollout needs attention among all patches")
         return section
     section.text = (
         "Bright is what reaches the output. Rollout multiplies the attention of all layers, averaged "
@@ -65,7 +72,7 @@ def inspect_overlays(subject: Subject) -> Section:
         "for rollouts and one for last layers. Below is the predicted class. Learned tokens other than the "
         "class token take part, and are not drawn."
     )
-    images = [picture_of(image) for image in subject.images[: subject.shown]]
+    images = [picture_of(image) for image in context.images[: context.shown]]
     for name, stream in streams.items():
         rollout, last = stream.rollout[-1], stream.read[-1].mean(1)
         section.numbers |= {f"{name}/rollout": stream.rollout, f"{name}/last_layer": last}
@@ -76,7 +83,7 @@ def inspect_overlays(subject: Subject) -> Section:
         columns = 6 if len(images) > 1 else 3
         labels = []
         for number in range(len(images)):
-            labels += [subject.caption(number), "rollout", "last layer"]
+            labels += [context.caption(number), "rollout", "last layer"]
         section.figures[f"{name}_overlays"] = tiles.draw_tiles(
             f"Rollout and last layer's {name.replace('_', ' ')}",
             shown, names=labels, columns=columns, side=150,
@@ -84,31 +91,31 @@ def inspect_overlays(subject: Subject) -> Section:
     return section
 
 
-def inspect_heads(subject: Subject) -> Section:
+def inspect_heads(context: InspectionContext) -> Section:
     """Every head's map of the first image: of what reads, and of the chosen patch."""
     section = Section("Maps of single heads", "")
-    if not subject.observed.streams:
+    if not context.observed.streams:
         section.text = NO_ATTENTION
         return section
-    place = ", ".join(f"{share:g}" for share in subject.options.patch)
+    place = ", ".join(f"{share:g}" for share in context.options.patch)
     section.text = (
-        f"Each head of each layer on the first image, {_in_a_line(subject)}. Colours go from nothing to "
+        f"Each head of each layer on the first image, {_in_a_line(context)}. Colours go from nothing to "
         "the map's own largest weight, so that weak and strong maps can both be read. The chosen "
         f"patch is at ({place}) of height and width; --patch=ROW,COLUMN chooses another."
     )
-    for name, stream in subject.observed.streams.items():
+    for name, stream in context.observed.streams.items():
         layers = spread(stream.read.shape[0], _MOST_LAYERS)
         heads = min(stream.read.shape[2], _MOST_HEADS)
         for key, of in (("read", _reader(stream)), ("chosen", "the chosen patch")):
             maps = getattr(stream, key)[layers, 0, :heads].astype(np.float64)
             maps = maps.reshape(-1, *stream.layout.grid)
-            image = picture_of(subject.images[0])
+            image = picture_of(context.images[0])
             if key == "chosen":
-                image = _marked(image, stream.layout.grid, subject.options.patch)
+                image = _marked(image, stream.layout.grid, context.options.patch)
             of_image = [image, *[None] * (heads - 1)]
             shown = of_image + [one / (one.max() or 1) for one in maps]
             section.figures[f"{name}_heads_{key}"] = tiles.draw_tiles(
-                f"{name.replace('_', ' ').capitalize()} of {of}: {_in_a_line(subject)}",
+                f"{name.replace('_', ' ').capitalize()} of {of}: {_in_a_line(context)}",
                 shown, columns=heads, side=max(24, min(90, 900 // heads)), gap=3,
                 bar=tiles.Bar(0, 1, "share of the map's maximum"),
                 rows_named=["image", *(f"layer {layer + 1}" for layer in layers)], x="heads",
@@ -117,14 +124,14 @@ def inspect_heads(subject: Subject) -> Section:
     return section
 
 
-def inspect_means(subject: Subject) -> Section:
+def inspect_means(context: InspectionContext) -> Section:
     """The mean map of every layer over all images: does it look at the centre?"""
     section = Section("Mean maps: does it look at the centre?", "")
-    if not subject.observed.streams:
+    if not context.observed.streams:
         section.text = NO_ATTENTION
         return section
-    count, texts = len(subject.images), []
-    for name, stream in subject.observed.streams.items():
+    count, texts = len(context.images), []
+    for name, stream in context.observed.streams.items():
         if min(stream.layout.grid) == 1:
             continue
         title, negative = name.replace("_", " "), stream.negative
@@ -164,7 +171,7 @@ def inspect_means(subject: Subject) -> Section:
         plot.line([1, len(depths)], [1, 1], style.GREY, "no preference", width=1)
         section.figures[f"{name}_centre"] = plot.image()
     if not texts:
-        section.text = _without(subject, "lines have no centre of an image")
+        section.text = _without(context, "lines have no centre of an image")
         return section
     section.text = " ".join([
         "Does attention prefer the image centre? Share of attention on the middle quarter, relative to its area; "
@@ -173,9 +180,9 @@ def inspect_means(subject: Subject) -> Section:
     return section
 
 
-def _in_a_line(subject: Subject) -> str:
+def _in_a_line(context: InspectionContext) -> str:
     """The caption of the first image."""
-    return subject.caption(0).replace("\n", ", predicted ")
+    return context.caption(0).replace("\n", ", predicted ")
 
 
 def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[float, float]) -> np.ndarray:
@@ -193,32 +200,32 @@ def _reader(stream: Stream) -> str:
     return "the class token" if stream.layout.class_token else "all patches in the mean"
 
 
-def _without(subject: Subject, reason: str) -> str:
+def _without(context: InspectionContext, reason: str) -> str:
     """Why there is nothing to see in a model without attention among all patches."""
-    if subject.observed.streams:
+    if context.observed.streams:
         return f"No meaning here: {reason}, and this model attends along rows and columns."
     return NO_ATTENTION
 
 
-def inspect_flow(subject: Subject) -> Section:
+def inspect_flow(context: InspectionContext) -> Section:
     """Attention flow over the images shown."""
     section = Section("Attention flow", "")
-    flows = subject.details.flow
+    flows = context.details.flow
     if flows is None:
-        asked = subject.options.flow
+        asked = context.options.flow
         section.text = (
             "No meaning here: this model has no attention among all patches."
             if asked
             else "Not computed: it takes minutes for each image. --flow asks for it."
         )
         return section
-    stream = subject.observed.streams["attention"]
-    images = [picture_of(image) for image in subject.images[: len(flows)]]
+    stream = context.observed.streams["attention"]
+    images = [picture_of(image) for image in context.images[: len(flows)]]
     bright = overlays(images, flows.reshape(-1, *stream.layout.grid))
     shown = [one for pair in zip(images, bright, strict=True) for one in pair]
     labels = []
     for number in range(len(flows)):
-        labels += [subject.caption(number), "flow"]
+        labels += [context.caption(number), "flow"]
     section.text = (
         "How much could flow from the first token of the last layer to each patch, if every layer let "
         "through what it attends to, with half for the residual path."

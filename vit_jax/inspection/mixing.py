@@ -6,7 +6,7 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.data.augmentation.permute import KINDS, orders, permuted
-from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.inspection.contract import InspectionContext, Section, picture_of
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.layout import grid
 from vit_jax.models.registry import Weights
@@ -43,15 +43,15 @@ def patch_in_pixels(config: ClassifierConfig) -> int | None:
     return config.height_width[0] // grid(config)[0] if hasattr(config, "patch") else None
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """Pictures of the weights, and the permutation test."""
-    section, params = Section("Mixing of tokens, and permutations", ""), subject.weights.params
+    section, params = Section("Mixing of tokens, and permutations", ""), context.weights.params
     kernels = [x for name, x in patterns.named(params).items() if name.endswith(_MIXING)]
-    patch, texts = patch_in_pixels(subject.config), []
+    patch, texts = patch_in_pixels(context.config), []
     if kernels:
         (kernel,) = kernels
         layers = list(range(min(_MOST_LAYERS, len(kernel))))
-        rows, columns = subject.grid
+        rows, columns = context.grid
         for layer in layers:
             units = kernel[layer].T[:_UNITS, -rows * columns :].reshape(-1, rows, columns)
             section.figures[f"mixing_layer_{layer + 1}"] = tiles.draw_tiles(
@@ -67,8 +67,8 @@ def inspect(subject: Subject) -> Section:
         texts.append(
             "Pictures of token mixing have no meaning here: this model mixes by no fixed weights."
         )
-    logits = subject.observed.logits
-    divisible = patch and not any(side % patch for side in subject.images.shape[1:3])
+    logits = context.observed.logits
+    divisible = patch and not any(side % patch for side in context.images.shape[1:3])
     if logits is None or not divisible:
         why = (
             "it has no head"
@@ -77,13 +77,13 @@ def inspect(subject: Subject) -> Section:
         )
         section.text = " ".join([*texts, f"The permutation test has no meaning here: {why}."])
         return section
-    few = subject.images[: subject.options.batch_size]
+    few = context.images[: context.options.batch_size]
     before = logits[: len(few)].argmax(-1)
     rows, shown = {}, []
     for kind in KINDS:
         moved = permuted(few, patch, kind)
         shown.append(picture_of(moved[0]))
-        rows[kind] = float((subject.classify(moved).argmax(-1) == before).mean())
+        rows[kind] = float((context.classify(moved).argmax(-1) == before).mean())
         section.numbers[f"same_class/{kind}"] = np.array(rows[kind])
     section.figures["permutations"] = tiles.draw_tiles(
         "One image, permuted, and how many of the images keep their class",
@@ -96,8 +96,8 @@ def inspect(subject: Subject) -> Section:
         + "."
     )
     if kernels and not {"position", "class_token"} & params.keys():
-        changed = subject.classify(
-            permuted(few, patch, "both"), permuted_weights(subject.weights, patch, "both")
+        changed = context.classify(
+            permuted(few, patch, "both"), permuted_weights(context.weights, patch, "both")
         )
         apart = float(np.abs(changed - logits[: len(few)]).max())
         section.numbers["logits_with_permuted_weights"] = np.array(apart)

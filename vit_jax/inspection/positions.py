@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.inspection.contract import Section, Subject, spread
+from vit_jax.inspection.contract import InspectionContext, Section, spread
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.positions import joined
@@ -34,18 +34,18 @@ def offsets(table: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     return similarity(table)[zero][down[:, None] * columns + across + zero]
 
 
-def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, int]]]:
+def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, tuple[int, int]]]:
     """(name, what it is, the table, grid) of all positions of a model: rows of patches (n, D), of
     distances (2n - 1, C).
     """
     named = {}
-    for part in subject.weights:
+    for part in context.weights:
         named |= patterns.named(part)
     for name, array in named.items():
         words = name.split("/")
         if "position" not in words or words[-1] in ("y", "tokens"):
             continue
-        network = _network(subject.config, words)
+        network = _network(context.config, words)
         grid = getattr(network, "position_grid", None) or network.grid
         if words[-1] == "x":
             stem = name.removesuffix("/x")
@@ -58,16 +58,16 @@ def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, 
             kind = "distances" if relative else "rows"
             label = _in_words(words) + (f", layer {number + 1}" if len(layers) > 1 else "")
             yield label, kind, table if relative else table[-grid[0] * grid[1] :], tuple(grid)
-    if getattr(subject.config, "position", "") == "sincos2d":
-        table = sincos_2d(subject.config.grid, subject.config.width)[0]
-        yield "fixed sines and cosines", "rows", table, subject.config.grid
+    if getattr(context.config, "position", "") == "sincos2d":
+        table = sincos_2d(context.config.grid, context.config.width)[0]
+        yield "fixed sines and cosines", "rows", table, context.config.grid
 
 
-def inspect(subject: Subject) -> Section:
+def inspect(context: InspectionContext) -> Section:
     """A picture for each table, of several layers for some."""
     section = Section("Similarity of positions", "")
     kinds = set()
-    for label, kind, table, grid in tables(subject):
+    for label, kind, table, grid in tables(context):
         kinds.add(kind)
         key = "".join(c if c.isalnum() else "_" for c in label)
         rows, columns = grid

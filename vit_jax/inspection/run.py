@@ -29,7 +29,7 @@ from vit_jax.inspection import (
     observe,
     positions,
 )
-from vit_jax.inspection.contract import InspectOptions, Section, Subject
+from vit_jax.inspection.contract import InspectionContext, InspectOptions, Section
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
@@ -37,7 +37,7 @@ from vit_jax.prediction.images import Named, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 # In the order of the page; see `register`.
-QUANTITIES: list[Callable[[Subject], Section]] = [
+QUANTITIES: list[Callable[[InspectionContext], Section]] = [
     distance.inspect,
     maps.inspect_overlays,
     maps.inspect_heads,
@@ -53,7 +53,7 @@ QUANTITIES: list[Callable[[Subject], Section]] = [
 ]
 
 
-def register(quantity: Callable[[Subject], Section]) -> None:
+def register(quantity: Callable[[InspectionContext], Section]) -> None:
     """Adds a quantity from outside the package, at the end of the page."""
     QUANTITIES.append(quantity)
 
@@ -98,10 +98,10 @@ def inspect(
         )
     pixels, read, bad = _read(named, data, options.batch_size)
     weights = jax.device_get(registry.split(run.model)[1])
-    subject = _subject(config, weights, data, pixels, read, options, tuple(run.classes))
+    context = _subject(config, weights, data, pixels, read, options, tuple(run.classes))
     sections = []
     for quantity in QUANTITIES:
-        sections.append(quantity(subject))
+        sections.append(quantity(context))
         logging.info("%s", sections[-1].title)
     page = _page(run, checkpoint, read, bad, sections)
     _write(out, page, sections)
@@ -138,7 +138,7 @@ def _read(
 
 def _subject(
     config, weights, data: Data, pixels: np.ndarray, names, options: InspectOptions, classes: tuple
-) -> Subject:
+) -> InspectionContext:
     definition = registry.abstract(config)[0]
     how = (definition, weights, config, data)
     logging.info("%d images of %s pixels", len(pixels), sizes.size_text(config.image_size))
@@ -151,7 +151,7 @@ def _subject(
         return np.asarray(forward(changed or weights, images).logits)
 
     predicted = classify(pixels[: options.shown]).argmax(-1) if config.num_classes else ()
-    return Subject(
+    return InspectionContext(
         config=config,
         weights=weights,
         images=pixels,

@@ -8,32 +8,34 @@ import json
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import named, pytorch, timm
+from vit_jax.interchange import pytorch, tensors_by_name, timm
+from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
-from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.objectives import mae_conversion
 
 NAME = "authors"
 
 
-def recognises(opened: CheckpointFile) -> bool:
+def recognises(file: CheckpointFile) -> bool:
     """Whether a family knows the names."""
-    return opened.container not in ("folder", "") and named.is_found(
-        opened, NAME, metadata=named.in_header(opened), prefixes=opened.prefixes
+    return file.container not in ("folder", "") and tensors_by_name.is_found(
+        file, NAME, metadata=tensors_by_name.in_header(file), prefixes=file.prefixes
     )
 
 
-def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
+def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
-    stated = named.in_header(opened)
-    found = named.find_family(
-        opened, NAME, stated | named.requested_metadata(request), opened.prefixes
+    stated = tensors_by_name.in_header(file)
+    found = tensors_by_name.find_family(
+        file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes
     )
-    return named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
+    return tensors_by_name.with_header(
+        tensors_by_name.read_named(file, found, NAME, request, stated), file
+    )
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
+def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a `.safetensors` file. MAE's authors have timm's names for the encoder, and the decoder beside it.
 
     Raises:
@@ -41,24 +43,26 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
-    if decoder := mae_conversion.decoder_in(foreign):
-        check_mae_encoder(foreign.model_config, path)
-        conversion = named.conversion_of(foreign.model_config, timm.NAME, path)
-        foreign = named.expressed(foreign, conversion, timm.NAME)
-        decoder_options = {mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)}
-        header = timm.header_of(foreign) | decoder_options
+    if decoder := mae.decoder_in(checkpoint):
+        check_mae_encoder(checkpoint.model_config, path)
+        conversion = tensors_by_name.conversion_of(checkpoint.model_config, timm.NAME, path)
+        checkpoint = tensors_by_name.expressed(checkpoint, conversion, timm.NAME)
+        decoder_options = {mae.LAYOUT: dataclasses.asdict(decoder.options)}
+        header = timm.header_of(checkpoint) | decoder_options
         beside = decoder.beside(timm.NAME)
     else:
-        conversion = named.conversion_of(foreign.model_config, NAME, path)
-        foreign = named.expressed(foreign, conversion, NAME)
-        header = named.header(foreign, named.options_of_model(foreign.model_config))
+        conversion = tensors_by_name.conversion_of(checkpoint.model_config, NAME, path)
+        checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
+        header = tensors_by_name.header(
+            checkpoint, tensors_by_name.options_of_model(checkpoint.model_config)
+        )
         beside = ((), {})
     metadata = {pytorch.METADATA: json.dumps(header)}
-    named.write_safetensors(foreign, conversion, path, metadata, beside)
+    tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, beside)
 
 
 def check_mae_encoder(config: ClassifierConfig, path: epath.PathLike) -> None:
     """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
-    named.refuse_other_conventions(config, mae_conversion.CONVENTIONS, "the authors' code", path)
-    if reason := mae_conversion.refusal(config):
+    tensors_by_name.refuse_other_conventions(config, mae.CONVENTIONS, "the authors' code", path)
+    if reason := mae.refusal(config):
         raise CheckpointError(f"{path} is not written: {reason}")

@@ -12,10 +12,10 @@ from etils import epath
 
 from vit_jax.base import patterns, places
 from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.checkpoints import reading
-from vit_jax.interchange import formats, named
+from vit_jax.interchange import formats, tensors_by_name
 from vit_jax.interchange.formats import LoadedCheckpoint
-from vit_jax.models.conversions.rules import LazyArray
 
 
 def last_checkpoints(run: epath.PathLike, count: int) -> list[epath.Path]:
@@ -91,7 +91,9 @@ def _mean(*leaves: Any) -> LazyArray:
 def _description(model: LoadedCheckpoint) -> dict[str, Any]:
     """What models must have in common."""
     config = model.model_config
-    options = {f"model.{name}": value for name, value in named.options_of_model(config).items()}
+    options = {
+        f"model.{name}": value for name, value in tensors_by_name.options_of_model(config).items()
+    }
     return {
         "the family": type(config).__module__.split(".")[-1],
         **options,

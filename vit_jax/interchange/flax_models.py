@@ -14,9 +14,9 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import named, npz
+from vit_jax.interchange import npz, tensors_by_name
+from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
-from vit_jax.interchange.opened import CheckpointFile
 
 # Where a file may keep its parameters: the two-tower models under `img`, old checkpoints beside the
 # optimizer's state.
@@ -37,30 +37,34 @@ class FlaxFormat:
     prefix: str
     preprocessing: Callable[[Size], Preprocessing]
 
-    def recognises(self, opened: CheckpointFile) -> bool:
+    def recognises(self, file: CheckpointFile) -> bool:
         """Whether the file has the names of this code base. A Mixer's are those of both."""
-        return opened.container == "npz" and named.is_found(opened, self.name, prefixes=PREFIXES)
+        return file.container == "npz" and tensors_by_name.is_found(
+            file, self.name, prefixes=PREFIXES
+        )
 
-    def read(self, opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
+    def read(self, file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         """The checkpoint.
 
         Raises:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
-        found = named.find_family(opened, self.name, named.requested_metadata(request), PREFIXES)
-        other = len(opened.tensors) - len(found.tensors)
+        found = tensors_by_name.find_family(
+            file, self.name, tensors_by_name.requested_metadata(request), PREFIXES
+        )
+        other = len(file.tensors) - len(found.tensors)
         if other:
             logging.info(
                 "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
-                opened.path, other, found.prefix,
+                file.path, other, found.prefix,
             )  # fmt: skip
-        foreign = named.read_named(opened, found, self.name, request, {})
-        foreign.layout["prefix"] = found.prefix
-        foreign.preprocessing = self.preprocessing(foreign.model_config.image_size)
-        foreign.assumed += ("preprocessing",)
-        return foreign
+        checkpoint = tensors_by_name.read_named(file, found, self.name, request, {})
+        checkpoint.layout["prefix"] = found.prefix
+        checkpoint.preprocessing = self.preprocessing(checkpoint.model_config.image_size)
+        checkpoint.assumed += ("preprocessing",)
+        return checkpoint
 
-    def write(self, foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
+    def write(self, checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
         """Writes the names that the model was read with, if these were of the same format, else those of a
         new file.
 
@@ -68,10 +72,10 @@ class FlaxFormat:
           CheckpointError: the code would compute other numbers, or the names have no place for a
             parameter; nothing is written.
         """
-        conversion = named.conversion_of(foreign.model_config, self.name, path)
-        foreign = named.expressed(foreign, conversion, self.name)
-        prefix = foreign.layout.get("prefix", self.prefix)
-        arrays = named.arrays(foreign, conversion)
+        conversion = tensors_by_name.conversion_of(checkpoint.model_config, self.name, path)
+        checkpoint = tensors_by_name.expressed(checkpoint, conversion, self.name)
+        prefix = checkpoint.layout.get("prefix", self.prefix)
+        arrays = tensors_by_name.arrays(checkpoint, conversion)
         npz.write(path, ((prefix + name, array) for name, array in arrays))
 
 

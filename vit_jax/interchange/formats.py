@@ -2,12 +2,12 @@
 
 A format is a module, or an object of one, with
 
-- `recognises(opened) -> bool`: whether it can read what is there; looks at little and never runs
+- `recognises(file) -> bool`: whether it can read what is there; looks at little and never runs
   code;
-- `read(opened, request) -> LoadedCheckpoint`: the file's own model;
-- `write(foreign, path) -> None`: whole or not at all.
+- `read(file, request) -> LoadedCheckpoint`: the file's own model;
+- `write(checkpoint, path) -> None`: whole or not at all.
 
-`opened` is an `opened.CheckpointFile`, `request` is a `ReadOptions`. The families say which tensors of a format
+`file` is a `checkpoint_file.CheckpointFile`, `request` is a `ReadOptions`. The families say which tensors of a format
 are which parameters.
 """
 
@@ -23,10 +23,11 @@ from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
 from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import opened, remote
+from vit_jax.interchange import checkpoint_file, remote
+from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.regular import check_regular
 from vit_jax.models import classifier, naming, registry
-from vit_jax.models.conversions.contract import Preprocessing
+from vit_jax.models.preprocessing import Preprocessing
 
 # Asked in this order.
 FORMATS = {
@@ -69,7 +70,7 @@ class Unmerged:
     """The adapters that were added to the parameters of a `LoadedCheckpoint`.
 
     Attributes:
-      adapters: nested dict, see `models.adapters`.
+      adapters: nested dict, see `models.lora`.
       also: names of the parameters that were trained beside them.
       base: where the model without them is.
     """
@@ -87,12 +88,12 @@ class LoadedCheckpoint:
       model_config: the family's config, with the activation, epsilon and other conventions of the
         code the weights come from.
       params: nested dict like `registry.abstract(model_config)[1]`; leaves are arrays or
-        `rules.LazyArray` ones, so use `np.asarray`.
+        `LazyArray` ones, so use `np.asarray`.
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
       extras: tensors of the file that are no part of the model, by their names; of a run what MAE
-        owns. Decoders among them are handed on, see `objectives.mae_conversion`.
+        owns. Decoders among them are handed on, see `interchange.conversions.mae`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
       called: what a run calls its model.
       assumed: what no file contains, so that usual values were taken: options of the model, and
@@ -159,17 +160,17 @@ def read_checkpoint(
     try:
         return module(_detect(found)).read(found, request)
     except UserError:
-        opened.forget()  # what was refused may be mended in place
+        checkpoint_file.forget()  # what was refused may be mended in place
         raise
     except _SENSELESS as error:
-        opened.forget()
+        checkpoint_file.forget()
         raise CheckpointError(
             f"{path} is damaged: what it says about its model makes no sense "
             f"({type(error).__name__}: {reason(error)})"
         ) from error
 
 
-def _open(path: epath.PathLike) -> opened.CheckpointFile:
+def _open(path: epath.PathLike) -> checkpoint_file.CheckpointFile:
     name = remote.parse_name(path)
     path = remote.locate(name)
     if not path.exists():
@@ -178,10 +179,10 @@ def _open(path: epath.PathLike) -> opened.CheckpointFile:
     check_regular(path)
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
-    return opened.open_once(path, name.state_dict)
+    return checkpoint_file.open_once(path, name.state_dict)
 
 
-def _detect(found: opened.CheckpointFile) -> str:
+def _detect(found: checkpoint_file.CheckpointFile) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
@@ -192,7 +193,7 @@ def _detect(found: opened.CheckpointFile) -> str:
     )
 
 
-def write_checkpoint(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
+def write_checkpoint(checkpoint: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
     """Writes a checkpoint in the format `to`.
 
     Raises:
@@ -200,7 +201,7 @@ def write_checkpoint(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -
         nothing is left behind.
       ConfigError: see `to_write`.
     """
-    module(to).write(foreign, to_write(path, to))
+    module(to).write(checkpoint, to_write(path, to))
 
 
 def to_write(path: epath.PathLike, to: str) -> epath.Path:
@@ -215,7 +216,7 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
 
 
 def preprocessing_with(
-    foreign: LoadedCheckpoint, values: Mapping[str, Any], source: epath.PathLike
+    checkpoint: LoadedCheckpoint, values: Mapping[str, Any], source: epath.PathLike
 ) -> Preprocessing:
     """The preprocessing of a checkpoint, with the given fields in place of its own.
 
@@ -223,12 +224,12 @@ def preprocessing_with(
       ConfigError: a field is none of `Preprocessing`, or neither `source` nor `values` has one without
         which images cannot be normalised.
     """
-    own = vars(foreign.preprocessing) if foreign.preprocessing else {"mean": (), "std": ()}
+    own = vars(checkpoint.preprocessing) if checkpoint.preprocessing else {"mean": (), "std": ()}
     known = {"mean", "std", "eval_crop", "eval_resize", "interpolation"}
     for name in values:
         if name not in known:
             raise ConfigError(f"preprocessing has no field {name!r}{nearest(name, known)}")
-    found = Preprocessing(**{"image_size": foreign.model_config.image_size} | own | dict(values))
+    found = Preprocessing(**{"image_size": checkpoint.model_config.image_size} | own | dict(values))
     augment.check_normalization(found, source)
     return found
 
@@ -274,12 +275,12 @@ def describe_model(
     )
 
 
-def _looks_like(found: opened.CheckpointFile) -> str:
+def _looks_like(found: checkpoint_file.CheckpointFile) -> str:
     if found.container == "folder" and "model_type" in found.config:
         config, known = found.config, []
         classes = ", ".join(config.get("architectures") or ())
         for family in registry.FAMILIES:
-            conversion = registry.conversions(family).get("huggingface")
+            conversion = conversions_of(family).get("huggingface")
             known += conversion.model_types if conversion else ()
         return (
             f"its config.json says that it is a {config['model_type']} ({classes}) of transformers; "

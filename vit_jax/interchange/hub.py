@@ -17,8 +17,8 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import pytorch
-from vit_jax.interchange.opened import CONFIG, PROCESSOR
-from vit_jax.models.conversions import published
+from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR
+from vit_jax.models import published
 
 # A revision may be a branch, a tag, a commit, or what the hub keeps for requests and conversions.
 _NAME = re.compile(

@@ -16,10 +16,10 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import named, pytorch
+from vit_jax.interchange import pytorch, tensors_by_name
+from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFile
+from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
-from vit_jax.interchange.opened import CONFIG, PROCESSOR, CheckpointFile
-from vit_jax.objectives import mae_conversion
 
 NAME = "huggingface"
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -47,58 +47,66 @@ _OF_PROCESSORS = {
 _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast")
 
 
-def recognises(opened: CheckpointFile) -> bool:
+def recognises(file: CheckpointFile) -> bool:
     """Whether this is a folder whose config.json names a model of a family."""
-    return "model_type" in opened.config and named.is_found(opened, NAME, metadata=opened.config)
+    return "model_type" in file.config and tensors_by_name.is_found(
+        file, NAME, metadata=file.config
+    )
 
 
-def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
+def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; `layout` keeps `config.json` too."""
-    path = opened.path / PROCESSOR
+    path = file.path / PROCESSOR
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
-    metadata = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = named.find_family(opened, NAME, metadata | named.requested_metadata(request))
-    foreign = named.read_named(opened, found, NAME, request, {})
-    config = foreign.model_config
+    metadata = file.config | {"processor_size": _cut_size(processor).get("image_size")}
+    found = tensors_by_name.find_family(
+        file, NAME, metadata | tensors_by_name.requested_metadata(request)
+    )
+    checkpoint = tensors_by_name.read_named(file, found, NAME, request, {})
+    config = checkpoint.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)
-        foreign = dataclasses.replace(
-            named.with_preprocessing(foreign, stated), preprocessing=stated
+        checkpoint = dataclasses.replace(
+            tensors_by_name.with_preprocessing(checkpoint, stated), preprocessing=stated
         )
-    foreign.classes = _classes(opened.config, config.num_classes)
-    foreign.layout["config"] = opened.config
-    return foreign
+    checkpoint.classes = _classes(file.config, config.num_classes)
+    checkpoint.layout["config"] = file.config
+    return checkpoint
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
+def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a new folder for `from_pretrained`; of a checkpoint with MAE's decoder, for ViTMAEForPreTraining.
 
     Raises:
       CheckpointError: transformers has no such model.
     """
     path = epath.Path(path)
-    layout = foreign.layout
+    layout = checkpoint.layout
     as_it_was = layout.get("format") == NAME and "kind" in layout
-    conversion = named.conversion_of(foreign.model_config, NAME, path, as_it_was=as_it_was)
-    decoder = mae_conversion.decoder_in(foreign)
-    foreign = named.expressed(foreign, conversion, NAME)
-    config = foreign.model_config
+    conversion = tensors_by_name.conversion_of(
+        checkpoint.model_config, NAME, path, as_it_was=as_it_was
+    )
+    decoder = mae.decoder_in(checkpoint)
+    checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
+    config = checkpoint.model_config
     # What config.json says of the model; the rest of one that was read stays.
-    described = foreign.layout.get("config", {}) | {"dtype": "float32"}
-    described |= conversion.config_json(config, foreign.layout)
+    described = checkpoint.layout.get("config", {}) | {"dtype": "float32"}
+    described |= conversion.config_json(config, checkpoint.layout)
     if decoder:
         described |= decoder.config_json()
         if not as_it_was:
-            foreign.layout |= {"kind": "vit_mae", "prefix": "vit."}
+            checkpoint.layout |= {"kind": "vit_mae", "prefix": "vit."}
     if config.num_classes:
-        names = foreign.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
+        names = checkpoint.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
-    processor = foreign.preprocessing and _processor(foreign.preprocessing, path)
+    processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
     beside = decoder.beside(NAME) if decoder else ((), {})
     with pytorch.NewFolder(path) as folder:
-        named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, {}, beside)
+        tensors_by_name.write_safetensors(
+            checkpoint, conversion, folder / pytorch.WEIGHTS, {}, beside
+        )
         (folder / CONFIG).write_text(json.dumps(described, indent=2))
         if processor:
             (folder / PROCESSOR).write_text(json.dumps(processor, indent=2))
@@ -180,7 +188,7 @@ def _cut_size(metadata: dict) -> dict[str, Size]:
     size = metadata.get("crop_size" if metadata.get("do_center_crop") else "size")
     if isinstance(size, dict):
         size = size.get("shortest_edge") or [size["height"], size["width"]]
-    return named.image_size_option(size)
+    return tensors_by_name.image_size_option(size)
 
 
 def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:

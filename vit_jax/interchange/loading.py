@@ -13,13 +13,12 @@ from ml_collections import ConfigDict
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import descriptions, reading
-from vit_jax.checkpoints.adapted import adapters_in
+from vit_jax.checkpoints.lora import adapters_in
 from vit_jax.config import default_config
-from vit_jax.data import imagenet
+from vit_jax.data.labels import imagenet
 from vit_jax.devices import meshes
-from vit_jax.interchange import adapt, formats, named, opened, orbax
-from vit_jax.models import classifier, registry
-from vit_jax.models.conversions import published
+from vit_jax.interchange import checkpoint_file, fitting, formats, orbax, tensors_by_name
+from vit_jax.models import classifier, published, registry
 from vit_jax.models.registry import Weights
 
 
@@ -55,18 +54,18 @@ def load(
     names = registry.fitted_options()
     fitted = {name: overrides.pop(name) for name in names if name in overrides}
     if "image_size" in fitted:
-        fitted |= named.image_size_option(fitted["image_size"])
-    foreign = formats.read_checkpoint(
+        fitted |= tensors_by_name.image_size_option(fitted["image_size"])
+    checkpoint = formats.read_checkpoint(
         path, hints=fitted, allow_nonfinite=allow_nonfinite, **overrides
     )
-    source = foreign.model_config
+    source = checkpoint.model_config
     if "image_size" in fitted:
         fitted = source.at_size(fitted["image_size"]) | fitted
     target = formats.configure(type(source), vars(source), fitted)
     definition, like = registry.abstract_weights(target)
     reset = source.starts_anew(target)
     weights = _fit(
-        foreign,
+        checkpoint,
         _fresh(target, like, reset),
         target,
         reset=reset,
@@ -119,15 +118,15 @@ def load_run(
     description = describe_checkpoint(path, model_options)
     if is_run and not adapters_in(description):
         return reading.load_run(path, mesh, **options)
-    foreign = formats.read_checkpoint(path, **model_options or {})
-    imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, path)
+    checkpoint = formats.read_checkpoint(path, **model_options or {})
+    imagenet.log_if_unnamed(checkpoint.classes, checkpoint.model_config.num_classes, path)
     directory = reading.find_checkpoint(path) if is_run else epath.Path(path)
     model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
     weights = _fit(
-        foreign,
+        checkpoint,
         like,
         model_config,
         reset=(),
@@ -153,10 +152,10 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
       ConfigError: the model cannot be fitted to that size.
     """
     source, size = run.model_config, sizes.parse(image_size)
-    options = named.image_size_option(size) | source.at_size(size)
+    options = tensors_by_name.image_size_option(size) | source.at_size(size)
     target = formats.configure(type(source), vars(source), options)
     definition, like = registry.abstract_weights(target)
-    arrays = adapt.adapt(
+    arrays = fitting.adapt(
         patterns.union(*registry.split(run.model)[1]),
         source,
         patterns.union(*like),
@@ -168,7 +167,7 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
     )
     config = prepared_at(run, size)
     return dataclasses.replace(
-        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
+        run, model=nnx.merge(definition, *tensors_by_name.divided(arrays, like)), model_config=target, config=config
     )  # fmt: skip
 
 
@@ -179,7 +178,9 @@ def prepared_at(run: reading.Run, size: sizes.Size) -> ConfigDict:
         field.name: config.data[field.name] for field in dataclasses.fields(formats.Preprocessing)
     }
     if config.data.mean and config.data.std:
-        prepared = vars(published.at_size(named.preprocessing_of(prepared), size, run.directory))
+        prepared = vars(
+            published.at_size(tensors_by_name.preprocessing_of(prepared), size, run.directory)
+        )
     with config.ignore_type():  # a height and a width in place of one number
         config.data.update(prepared | {"image_size": size})
     return config
@@ -242,19 +243,22 @@ def weights_from(
       like: the model's new arrays, or their shapes, dtypes and shardings where the checkpoint has
         them.
       config: the model's.
-      reset, resize, init_channels, where, reset_option: see `adapt.adapt`; `reset=None`: what a model
+      reset, resize, init_channels, where, reset_option: see `fitting.adapt`; `reset=None`: what a model
         of this config cannot take from one of the checkpoint's, such as a head of other classes.
 
     Returns:
       As `like`, in its shardings.
     """
-    foreign = formats.read_checkpoint(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
-    reset = _reset_patterns(foreign, config, reset)
+    checkpoint = formats.read_checkpoint(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
+    reset = _reset_patterns(checkpoint, config, reset)
     logging.info(
-        "%s: %s holds %s", where, path, formats.describe_model(foreign.model_config, foreign.called)
+        "%s: %s holds %s",
+        where,
+        path,
+        formats.describe_model(checkpoint.model_config, checkpoint.called),
     )
     return _fit(
-        foreign,
+        checkpoint,
         like,
         config,
         reset=reset,
@@ -275,28 +279,28 @@ def check_weights(
     init_channels: str,
 ) -> None:
     """Raises what `weights_from` with these arguments would, as far as it is known before tensors are read."""
-    foreign = formats.read_checkpoint(path, hints=vars(config))
-    adapt.match(
-        patterns.union(foreign.params, foreign.variables),
-        foreign.model_config,
+    checkpoint = formats.read_checkpoint(path, hints=vars(config))
+    fitting.match(
+        patterns.union(checkpoint.params, checkpoint.variables),
+        checkpoint.model_config,
         patterns.union(*like),
         config,
-        reset=_reset_patterns(foreign, config, reset),
+        reset=_reset_patterns(checkpoint, config, reset),
         resize=resize,
         init_channels=init_channels,
     )
 
 
 def _reset_patterns(
-    foreign: formats.LoadedCheckpoint,
+    checkpoint: formats.LoadedCheckpoint,
     config: classifier.ClassifierConfig,
     reset: Iterable[str] | None,
 ) -> Iterable[str]:
     """See `weights_from`."""
     if reset is not None:
         return reset
-    same_family = type(foreign.model_config) is type(config)
-    return foreign.model_config.starts_anew(config) if same_family else ()
+    same_family = type(checkpoint.model_config) is type(config)
+    return checkpoint.model_config.starts_anew(config) if same_family else ()
 
 
 def convert(
@@ -328,34 +332,37 @@ def convert(
     """
     formats.module(to)
     destination = formats.to_write(destination, to)
-    foreign = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
+    checkpoint = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
     if data:
-        stated = formats.preprocessing_with(foreign, data, source)
-        foreign = named.with_preprocessing(foreign, stated)
-    elif not foreign.preprocessing:
+        stated = formats.preprocessing_with(checkpoint, data, source)
+        checkpoint = tensors_by_name.with_preprocessing(checkpoint, stated)
+    elif not checkpoint.preprocessing:
         logging.warning(
             "%s does not state how its images are normalised; users of the result have to set it",
             source,
         )
-    formats.write_checkpoint(foreign, destination, to)
-    return foreign
+    formats.write_checkpoint(checkpoint, destination, to)
+    return checkpoint
 
 
 def _fit(
-    foreign: formats.LoadedCheckpoint, like: Weights, target: classifier.ClassifierConfig, **options
+    checkpoint: formats.LoadedCheckpoint,
+    like: Weights,
+    target: classifier.ClassifierConfig,
+    **options,
 ) -> Weights:
     """The weights of a checkpoint, fitted to the model `target` and placed as `like`; options as of
-    `adapt.match`.
+    `fitting.match`.
     """
-    arrays = adapt.adapt(
-        patterns.union(foreign.params, foreign.variables),
-        foreign.model_config,
+    arrays = fitting.adapt(
+        patterns.union(checkpoint.params, checkpoint.variables),
+        checkpoint.model_config,
         patterns.union(*like),
         target,
         **options,
     )
-    opened.forget()
-    return named.divided(arrays, like)
+    checkpoint_file.forget()
+    return tensors_by_name.divided(arrays, like)
 
 
 def _fresh(config: classifier.ClassifierConfig, like: Weights, reset: Iterable[str]) -> Weights:

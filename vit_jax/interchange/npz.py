@@ -15,8 +15,8 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
-from vit_jax.base.whole import written_whole
-from vit_jax.models.conversions.rules import LazyArray
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.base.outputs import written_whole
 
 SUFFIX = ".npy"
 ZIP = b"PK\3\4"  # how the file begins

@@ -10,13 +10,16 @@ from etils import epath
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.checkpoints import descriptions, reading, saving
-from vit_jax.checkpoints.adapted import BASE, adapters_in, saved_like
+from vit_jax.checkpoints.lora import BASE, adapters_in, saved_like
 from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
-from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import adapted, named
+from vit_jax.data.labels import imagenet
+from vit_jax.interchange import lora, tensors_by_name
+from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import (
     LoadedCheckpoint,
     Preprocessing,
@@ -24,11 +27,8 @@ from vit_jax.interchange.formats import (
     Unmerged,
     configure,
 )
-from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models import naming, registry
-from vit_jax.models.adapters import ADAPTERS
-from vit_jax.models.conversions.rules import LazyArray
-from vit_jax.objectives import mae_conversion
+from vit_jax.models.lora import ADAPTERS
 from vit_jax.objectives.networks import OWN
 
 NAME = "orbax"
@@ -37,24 +37,24 @@ NAME = "orbax"
 LAYOUT, ASSUMED = "layout", "assumed"
 
 
-def recognises(opened: CheckpointFile) -> bool:
+def recognises(file: CheckpointFile) -> bool:
     """Whether it is a run's workdir, its checkpoints folder or one checkpoint."""
-    path = opened.path
+    path = file.path
     folders = [folder for folder in (path, path / reading.FOLDER) if folder.is_dir()]
     entries = [entry.name for folder in folders for entry in folder.iterdir()]
     return any(name == "description" or name.isdigit() for name in entries)
 
 
-def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
+def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; the averaged weights, if the run kept an average."""
-    folder = reading.find_checkpoint(opened.path)
+    folder = reading.find_checkpoint(file.path)
     description = reading.read_description(folder)
     stored = descriptions.stored_model_config(description)
     config = configure(type(stored), vars(stored), request.overrides)
     like = registry.abstract_weights(config)[1]
     if like != registry.abstract_weights(stored)[1]:
         raise CheckpointError(
-            f"{opened.path} holds another model than one with {request.overrides}: it is {stored}"
+            f"{file.path} holds another model than one with {request.overrides}: it is {stored}"
         )
 
     def arrays(part: str, tree: dict) -> dict:
@@ -63,7 +63,11 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
                 return reading.load_array(folder, part, tree, name)
 
             array = LazyArray(leaf.shape, np.dtype(leaf.dtype), read)
-            return array if request.allow_nonfinite else named.finite(f"{folder}: {name}", array)
+            return (
+                array
+                if request.allow_nonfinite
+                else tensors_by_name.finite(f"{folder}: {name}", array)
+            )
 
         return patterns.map_named(lazy, tree)
 
@@ -73,20 +77,20 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     if adapters_in(description):
         also = patterns.names({name: tree for name, tree in params.items() if name != ADAPTERS})
         unmerged = Unmerged(params[ADAPTERS], tuple(also), description[BASE]["path"])
-        params = adapted.whole_model(folder, description, params, like, stored)
+        params = lora.whole_model(folder, description, params, like, stored)
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
     data, extras, layout = filled.data, {}, description.get(LAYOUT, {})
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
-    if options := mae_conversion.options_of_run(filled.objective):
-        own = arrays(f"{parts[0]}_{OWN}", mae_conversion.like(config, options))
+    if options := mae.options_of_run(filled.objective):
+        own = arrays(f"{parts[0]}_{OWN}", mae.like(config, options))
         extras = patterns.named({OWN: own})
-        layout = layout | {mae_conversion.LAYOUT: dataclasses.asdict(options)}
+        layout = layout | {mae.LAYOUT: dataclasses.asdict(options)}
     return LoadedCheckpoint(
         config,
         params,
         tuple(description["classes"]),
-        named.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
+        tensors_by_name.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
         layout,
         variables,
         extras,
@@ -96,22 +100,22 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     )
 
 
-def described(foreign: LoadedCheckpoint) -> tuple[Config, dict]:
+def described(checkpoint: LoadedCheckpoint) -> tuple[Config, dict]:
     """The config of a run that would have given this model, as far as that is known, and what a
     checkpoint of it would say; unnamed classes are ImageNet's, or numbers.
     """
     config = default_config()
-    config.model.name = naming.nearest_name(foreign.model_config, foreign.called)
+    config.model.name = naming.nearest_name(checkpoint.model_config, checkpoint.called)
     # Where it is not known how images are normalised, users of the model have to say it.
-    unsaid = Preprocessing(foreign.model_config.image_size, mean=(), std=())
-    config.data.update(dataclasses.asdict(foreign.preprocessing or unsaid))
-    config.data.image_size = foreign.model_config.image_size
-    config.data.channels = foreign.model_config.channels
+    unsaid = Preprocessing(checkpoint.model_config.image_size, mean=(), std=())
+    config.data.update(dataclasses.asdict(checkpoint.preprocessing or unsaid))
+    config.data.image_size = checkpoint.model_config.image_size
+    config.data.channels = checkpoint.model_config.channels
     config = schema.typed(config_class(), config)
-    if foreign.preprocessing:
+    if checkpoint.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))
-    classes = foreign.classes or imagenet.names_if_unnamed(foreign.model_config.num_classes)
-    return config, descriptions.describe(config, foreign.model_config, classes, examples=0)
+    classes = checkpoint.classes or imagenet.names_if_unnamed(checkpoint.model_config.num_classes)
+    return config, descriptions.describe(config, checkpoint.model_config, classes, examples=0)
 
 
 def check_unused(path: epath.Path) -> None:
@@ -120,7 +124,7 @@ def check_unused(path: epath.Path) -> None:
         raise CheckpointError(f"{path} is not written: something is there already")
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
+def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
 
     Raises:
@@ -128,14 +132,16 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     check_unused(path)
-    if any(name.startswith(f"{OWN}/") or "decoder" in name for name in foreign.extras):
+    if any(name.startswith(f"{OWN}/") or "decoder" in name for name in checkpoint.extras):
         logging.warning(
             "%s: MAE's decoder is not written, since a checkpoint of ours has it in a run's training state only: only "
             "the encoder is; to keep it, train from the source with --config.init_from, or convert to timm", path,
         )  # fmt: skip
-    config, description = described(foreign)
-    imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, "the checkpoint")
-    leaves = jax.tree.leaves((foreign.params, foreign.variables))
+    config, description = described(checkpoint)
+    imagenet.log_if_unnamed(
+        checkpoint.classes, checkpoint.model_config.num_classes, "the checkpoint"
+    )
+    leaves = jax.tree.leaves((checkpoint.params, checkpoint.variables))
     largest = max(math.prod(leaf.shape) for leaf in leaves)
     # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is
     # larger than its buffer.
@@ -151,14 +157,16 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
 
     try:
         parts, saved_marks = {}, {}
-        trees = (foreign.params, foreign.variables)
+        trees = (checkpoint.params, checkpoint.variables)
         for name, tree in zip(descriptions.parts_to_use(description), trees, strict=True):
             if jax.tree.leaves(tree):
                 parts[name] = jax.tree.map(hold, tree)
                 saved_marks[name], marks = np.stack(marks), []
-        unnamed = () if foreign.classes or not foreign.model_config.num_classes else ("classes",)
-        assumed = list(dict.fromkeys((*foreign.assumed, *unnamed)))
-        description |= {"seconds": 0.0, LAYOUT: foreign.layout, ASSUMED: assumed}
+        unnamed = (
+            () if checkpoint.classes or not checkpoint.model_config.num_classes else ("classes",)
+        )
+        assumed = list(dict.fromkeys((*checkpoint.assumed, *unnamed)))
+        description |= {"seconds": 0.0, LAYOUT: checkpoint.layout, ASSUMED: assumed}
         checkpoints.save_now(0, parts, description, saved_marks)
     finally:
         checkpoints.close()

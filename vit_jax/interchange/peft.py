@@ -16,12 +16,13 @@ from etils import epath
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import formats, named, pytorch, safetensors
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.interchange import formats, pytorch, safetensors, tensors_by_name
+from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
-from vit_jax.interchange.opened import CheckpointFile
-from vit_jax.models import adapters
-from vit_jax.models.adapters import SLOTS, A, B
-from vit_jax.models.conversions.rules import LazyArray, Rule
+from vit_jax.models import lora
+from vit_jax.models.lora import SLOTS, A, B
 
 NAME = "peft"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -47,29 +48,29 @@ _PLAIN = {
 }
 
 
-def recognises(opened: CheckpointFile) -> bool:
+def recognises(file: CheckpointFile) -> bool:
     """Whether this is a folder that peft wrote."""
-    return opened.container == "folder" and (opened.path / CONFIG).exists()
+    return file.container == "folder" and (file.path / CONFIG).exists()
 
 
-def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
+def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`: the base that the folder names, with the adapters added, and with the head beside them."""
-    adapter_config = pytorch.read_json(opened.path / CONFIG)
-    _check(adapter_config, opened.path)
+    adapter_config = pytorch.read_json(file.path / CONFIG)
+    _check(adapter_config, file.path)
     options = {"hints": request.hints, "allow_nonfinite": request.allow_nonfinite}
     base = formats.read_checkpoint(
         adapter_config["base_model_name_or_path"], **options, **request.overrides
     )
     tensors = {
         name.removeprefix(_PREFIX): tensor
-        for name, tensor in safetensors.read(opened.path / WEIGHTS)[0].items()
+        for name, tensor in safetensors.read(file.path / WEIGHTS)[0].items()
     }
     alpha, rank = adapter_config.get("lora_alpha", 8), adapter_config["r"]
     scale = alpha / (math.sqrt(rank) if adapter_config.get("use_rslora") else rank)
     params = dict(base.params)
     if "classifier.weight" in tensors:
-        base, params = _with_head(base, params, tensors, opened.path)
-    table, whole = _rules(base, opened.path)
+        base, params = _with_head(base, params, tensors, file.path)
+    table, whole = _rules(base, file.path)
     tensors = {_renamed(name, whole): tensor for name, tensor in tensors.items()}
     found: dict = {}
     for layer, places in _places(table, params, whole):
@@ -78,31 +79,29 @@ def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             for at in places
         ]
         if any(part is not None for pair in pairs for part in pair):
-            adapters.place(found, layer.name, _ours(layer, pairs, scale, opened.path))
+            lora.place(found, layer.name, _ours(layer, pairs, scale, file.path))
     if tensors or not found:
         raise CheckpointError(
-            f"{opened.path}: there is no place in {formats.describe_model(base.model_config)} for "
+            f"{file.path}: there is no place in {formats.describe_model(base.model_config)} for "
             f"{', '.join(sorted(tensors)[:3]) or 'any of its tensors'}"
         )
-    return dataclasses.replace(
-        base, params=adapters.adapted(params, found, adapters.add_lazily), extras={}
-    )
+    return dataclasses.replace(base, params=lora.adapted(params, found, lora.add_lazily), extras={})
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
+def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a new folder for `PeftModel.from_pretrained(MODEL, folder)`.
 
     Raises:
       CheckpointError: the source has no adapters, or transformers has no such model.
     """
     path = epath.Path(path)
-    if not foreign.adapters:
+    if not checkpoint.adapters:
         raise CheckpointError(
             f"{path} is not written: peft's format holds adapters, and the source is a whole model. Convert a run with "
             "--config.adapt.lora_rank, or write --to=huggingface"
         )
-    table, whole = _rules(foreign, path)
-    params, new = patterns.union(foreign.params, foreign.variables), foreign.adapters
+    table, whole = _rules(checkpoint, path)
+    params, new = patterns.union(checkpoint.params, checkpoint.variables), checkpoint.adapters
     tensors, leaves = {}, patterns.named(new.adapters)
     modules, left = set(), {name.rpartition("/")[0] for name in leaves}
     for layer, places in _places(table, params, whole):
@@ -120,9 +119,9 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
         raise CheckpointError(
             f"{path} is not written: transformers has no layer for {', '.join(sorted(left))}"
         )
-    conversion = named.conversion_of(foreign.model_config, _HUGGINGFACE, path)
+    conversion = tensors_by_name.conversion_of(checkpoint.model_config, _HUGGINGFACE, path)
     theirs = {n for rule in table if rule.ours in new.also for n in rule.names}
-    saved = {n: x for n, x in named.arrays(whole, conversion) if n in theirs}
+    saved = {n: x for n, x in tensors_by_name.arrays(whole, conversion) if n in theirs}
     tensors |= {f"{_PREFIX}{name}": array for name, array in saved.items()}
     described = _PLAIN | {
         "peft_type": "LORA", "r": rank, "lora_alpha": rank, "lora_dropout": 0.0, "target_modules": sorted(modules),
@@ -138,7 +137,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """A layer that can have an adapter; see `adapters.Target`."""
+    """A layer that can have an adapter; see `lora.Target`."""
 
     name: str
     stacked: bool
@@ -148,8 +147,10 @@ class _Layer:
 
 def _rules(model: LoadedCheckpoint, path: epath.Path) -> tuple[list[Rule], LoadedCheckpoint]:
     """Where the parameters of a model are in transformers, and the model as it has it."""
-    conversion = named.conversion_of(model.model_config, _HUGGINGFACE, path)
-    whole = named.expressed(dataclasses.replace(model, layout={}), conversion, _HUGGINGFACE)
+    conversion = tensors_by_name.conversion_of(model.model_config, _HUGGINGFACE, path)
+    whole = tensors_by_name.expressed(
+        dataclasses.replace(model, layout={}), conversion, _HUGGINGFACE
+    )
     if (kind := whole.layout.get("kind", "")) not in _KINDS:
         raise CheckpointError(
             f"{path}: adapters of peft are supported for transformers' ViT and DINOv2 only, and transformers would "
@@ -163,7 +164,7 @@ def _places(
 ) -> Iterator[tuple[_Layer, list[str]]]:
     """The layers of a model, and their modules, one for each of a stack."""
     rules = {rule.ours: rule for rule in table}
-    for name, target in adapters.targets(params):
+    for name, target in lora.targets(params):
         rule = rules.get(target.kernel)
         if rule is None or (target.slot is not None and len(rule.names) != len(SLOTS)):
             continue

@@ -20,9 +20,9 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.bounded_pickle import MOST_PICKLED, Bounded, BoundedUnpickler, Dictionary
 from vit_jax.interchange.regular import check_regular
-from vit_jax.models.conversions.rules import LazyArray
 
 _ZIP = b"PK\3\4"
 # The number that files from before 2020 begin with; after it come their version, the machine's sizes,

@@ -17,8 +17,8 @@ from absl import logging
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import formats, model_card
-from vit_jax.interchange.opened import CONFIG
-from vit_jax.objectives import mae_conversion
+from vit_jax.interchange.checkpoint_file import CONFIG
+from vit_jax.interchange.conversions import mae
 
 FORMATS = ("timm", "huggingface")
 CARD = "README.md"
@@ -109,7 +109,7 @@ def check_push(repository: str, format: str, *, dry_run: bool) -> None:
 
 def _without_decoder(checkpoint: formats.LoadedCheckpoint) -> formats.LoadedCheckpoint:
     """Without what only pre-training uses."""
-    decoder = mae_conversion.LAYOUT
+    decoder = mae.LAYOUT
     layout = {name: value for name, value in checkpoint.layout.items() if name != decoder}
     return dataclasses.replace(checkpoint, extras={}, layout=layout)
 

@@ -11,9 +11,9 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError
-from vit_jax.base.whole import ended_by_sigterm, partial_path
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.base.outputs import ended_by_sigterm, partial_path
 from vit_jax.interchange import pickles, safetensors, state_dicts
-from vit_jax.models.conversions.rules import LazyArray
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

@@ -18,7 +18,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.models.conversions import published
+from vit_jax.models import published
 
 _SAYS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
 

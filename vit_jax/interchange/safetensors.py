@@ -17,9 +17,9 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
-from vit_jax.base.whole import written_whole
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.base.outputs import written_whole
 from vit_jax.interchange.regular import check_regular
-from vit_jax.models.conversions.rules import LazyArray
 
 DTYPES = {
     "F64": np.dtype(np.float64),

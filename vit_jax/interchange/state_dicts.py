@@ -16,7 +16,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.models.conversions.rules import LazyArray
+from vit_jax.base.lazy_array import LazyArray
 
 # Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
 KEYS = (

@@ -6,8 +6,9 @@ from etils import epath
 
 from vit_jax.base import logs, places, schema
 from vit_jax.checkpoints import descriptions, reading
-from vit_jax.checkpoints.adapted import adapters_in
-from vit_jax.data import crops, imagenet
+from vit_jax.checkpoints.lora import adapters_in
+from vit_jax.data import crops
+from vit_jax.data.labels import imagenet
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 
@@ -32,21 +33,21 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
-    name, foreign = formats.detect(path), formats.read_checkpoint(path, **overrides)
+    name, checkpoint = formats.detect(path), formats.read_checkpoint(path, **overrides)
     path = path if remote.is_remote(path) else places.locate(path)
-    config, prepared = foreign.model_config, foreign.preprocessing
+    config, prepared = checkpoint.model_config, checkpoint.preprocessing
     summary = {
         "path": str(path),
         "format": name,
-        "model_name": naming.full_name(config, foreign.called),
+        "model_name": naming.full_name(config, checkpoint.called),
         "model": {
-            "name": naming.nearest_name(config, foreign.called),
+            "name": naming.nearest_name(config, checkpoint.called),
             **dataclasses.asdict(config),
         },
         "parameters": registry.count_parameters(config),
-        "classes": None if foreign.classes is None else list(foreign.classes),
+        "classes": None if checkpoint.classes is None else list(checkpoint.classes),
         "preprocessing": prepared and dataclasses.asdict(prepared),
-        "assumed": assumed(foreign),
+        "assumed": assumed(checkpoint),
     }
     if name == "orbax":
         folder = reading.find_checkpoint(path)
@@ -71,13 +72,13 @@ def parameter_table(weights: registry.Weights) -> str:
     )
 
 
-def assumed(foreign: formats.LoadedCheckpoint) -> dict:
+def assumed(checkpoint: formats.LoadedCheckpoint) -> dict:
     """The values of a checkpoint that no file contains, by their names."""
-    config, prepared = foreign.model_config, foreign.preprocessing
-    found = {name: getattr(config, name) for name in foreign.assumed if hasattr(config, name)}
-    if prepared and "preprocessing" in foreign.assumed:
+    config, prepared = checkpoint.model_config, checkpoint.preprocessing
+    found = {name: getattr(config, name) for name in checkpoint.assumed if hasattr(config, name)}
+    if prepared and "preprocessing" in checkpoint.assumed:
         found |= {n: x for n, x in dataclasses.asdict(prepared).items() if n != "image_size"}
-    if config.num_classes and (foreign.classes is None or "classes" in foreign.assumed):
+    if config.num_classes and (checkpoint.classes is None or "classes" in checkpoint.assumed):
         of_imagenet = config.num_classes == imagenet.COUNT
         found["classes"] = "the names of ImageNet-1k's" if of_imagenet else "numbers"
     return found

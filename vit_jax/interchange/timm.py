@@ -12,10 +12,11 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import height_width
-from vit_jax.interchange import named, pytorch
+from vit_jax.interchange import pytorch, tensors_by_name
+from vit_jax.interchange.checkpoint_file import CONFIG, CheckpointFile
+from vit_jax.interchange.conversions import vit_arguments, vit_options
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, how_to_accept
-from vit_jax.interchange.opened import CONFIG, CheckpointFile
-from vit_jax.models.conversions import published, vit_arguments, vit_options
+from vit_jax.models import published
 
 NAME = "timm"
 # Families of timm that are not read, and what the names of tensors of no other have.
@@ -28,67 +29,73 @@ _NOT_READ = {
 _STATED = (*vit_arguments.UNTOLD, "image_size")
 
 
-def recognises(opened: CheckpointFile) -> bool:
+def recognises(file: CheckpointFile) -> bool:
     """Whether this is a file of PyTorch, or a folder whose config.json names an architecture of timm."""
-    if opened.container == "folder":
-        return isinstance(opened.config.get("architecture"), str)
-    pytorch_file = opened.container in ("safetensors", "pickle")
-    return pytorch_file or opened.container == "npz" and named.is_found(opened, NAME)
+    if file.container == "folder":
+        return isinstance(file.config.get("architecture"), str)
+    pytorch_file = file.container in ("safetensors", "pickle")
+    return pytorch_file or file.container == "npz" and tensors_by_name.is_found(file, NAME)
 
 
-def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
+def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
-    _refuse_other_families(opened)
-    stated = named.in_header(opened)
-    architecture, tag = published_name(opened)
-    metadata = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
-    metadata |= _image_size(opened.config) | stated | {"written_here": bool(opened.header)}
-    found = named.find_family(
-        opened, NAME, metadata | named.requested_metadata(request), opened.prefixes
+    _refuse_other_families(file)
+    stated = tensors_by_name.in_header(file)
+    architecture, tag = published_name(file)
+    metadata = {"architecture": architecture, "tag": tag} | _arguments(file.config)
+    metadata |= _image_size(file.config) | stated | {"written_here": bool(file.header)}
+    found = tensors_by_name.find_family(
+        file, NAME, metadata | tensors_by_name.requested_metadata(request), file.prefixes
     )
     if found is None:
         vit_options.check_supported(architecture)
-        first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"
+        first = ", ".join(sorted(file.tensors)[:3]) or "nothing"
         raise CheckpointError(
-            f"{opened.path} holds no model with timm's names, nor with those of the authors of a family: it has "
+            f"{file.path} holds no model with timm's names, nor with those of the authors of a family: it has "
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
-    foreign = named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
-    if not opened.header:
-        foreign = named.with_preprocessing(foreign, published.preprocessing(architecture, tag))
-    if opened.config:
-        foreign.classes = tuple(opened.config.get("label_names", ())) or None
-        metadata = opened.config.get("pretrained_cfg", opened.config)
-        metadata = published.preprocessing_from(metadata, opened.path)
-        same = metadata == _as_read(
-            foreign.preprocessing
-        )  # but for the rounding, which timm has not
-        foreign = named.with_preprocessing(foreign, foreign.preprocessing if same else metadata)
-    if foreign.preprocessing and not opened.header:
-        foreign.preprocessing = published.at_size(
-            foreign.preprocessing, foreign.model_config.image_size, opened.path
+    checkpoint = tensors_by_name.with_header(
+        tensors_by_name.read_named(file, found, NAME, request, stated), file
+    )
+    if not file.header:
+        checkpoint = tensors_by_name.with_preprocessing(
+            checkpoint, published.preprocessing(architecture, tag)
         )
-    return foreign
+    if file.config:
+        checkpoint.classes = tuple(file.config.get("label_names", ())) or None
+        metadata = file.config.get("pretrained_cfg", file.config)
+        metadata = published.preprocessing_from(metadata, file.path)
+        same = metadata == _as_read(
+            checkpoint.preprocessing
+        )  # but for the rounding, which timm has not
+        checkpoint = tensors_by_name.with_preprocessing(
+            checkpoint, checkpoint.preprocessing if same else metadata
+        )
+    if checkpoint.preprocessing and not file.header:
+        checkpoint.preprocessing = published.at_size(
+            checkpoint.preprocessing, checkpoint.model_config.image_size, file.path
+        )
+    return checkpoint
 
 
-def _refuse_other_families(opened: CheckpointFile) -> None:
+def _refuse_other_families(file: CheckpointFile) -> None:
     """Raises `CheckpointError` for a family that has much in common with ViTs, and is not read."""
     for family, pattern in _NOT_READ.items():
-        if name := next((n for n in opened.tensors if re.search(pattern, n)), ""):
+        if name := next((n for n in file.tensors if re.search(pattern, n)), ""):
             raise CheckpointError(
-                f"{opened.path} holds a model of the family {family} (it has {name}), which is not read: see 'vit_jax "
+                f"{file.path} holds a model of the family {family} (it has {name}), which is not read: see 'vit_jax "
                 "models --published' for those that are"
             )
 
 
-def published_name(opened: CheckpointFile) -> tuple[str, str]:
+def published_name(file: CheckpointFile) -> tuple[str, str]:
     """The published model that config.json names, or the path: (architecture, tag), '' for what is not known."""
-    if architecture := opened.config.get("architecture"):
-        return architecture, opened.config.get("pretrained_cfg", {}).get("tag", "")
-    return published.named_in(opened.path.parts)
+    if architecture := file.config.get("architecture"):
+        return architecture, file.config.get("pretrained_cfg", {}).get("tag", "")
+    return published.named_in(file.path.parts)
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
+def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a `.safetensors` file, or a folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
     Raises:
@@ -96,11 +103,11 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
-    conversion = named.conversion_of(foreign.model_config, NAME, path)
-    again = foreign.layout.get("format") == NAME
-    foreign = named.expressed(foreign, conversion, NAME)
-    config = foreign.model_config
-    header = {pytorch.METADATA: json.dumps(header_of(foreign))}
+    conversion = tensors_by_name.conversion_of(checkpoint.model_config, NAME, path)
+    again = checkpoint.layout.get("format") == NAME
+    checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
+    config = checkpoint.model_config
+    header = {pytorch.METADATA: json.dumps(header_of(checkpoint))}
     if path.suffix == ".safetensors":
         # What was such a file can be one again.
         for name, value in {} if again else conversion.file_conventions.items():
@@ -110,18 +117,20 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
                     f"takes {value!r}. Write a folder, whose config.json tells it. "
                     + how_to_accept(name, value)
                 )
-        named.write_safetensors(foreign, conversion, path, header)
+        tensors_by_name.write_safetensors(checkpoint, conversion, path, header)
         return
-    description = _description(foreign, *conversion.architecture(config, foreign.layout))
+    description = _description(checkpoint, *conversion.architecture(config, checkpoint.layout))
     with pytorch.NewFolder(path) as folder:
-        named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, header)
+        tensors_by_name.write_safetensors(checkpoint, conversion, folder / pytorch.WEIGHTS, header)
         (folder / CONFIG).write_text(json.dumps(description, indent=2))
 
 
-def header_of(foreign: LoadedCheckpoint) -> dict:
-    """What a file with timm's names says beside its tensors, see `named.header`."""
-    known = vars(foreign.model_config) | foreign.layout
-    return named.header(foreign, {name: known[name] for name in _STATED if name in known})
+def header_of(checkpoint: LoadedCheckpoint) -> dict:
+    """What a file with timm's names says beside its tensors, see `tensors_by_name.header`."""
+    known = vars(checkpoint.model_config) | checkpoint.layout
+    return tensors_by_name.header(
+        checkpoint, {name: known[name] for name in _STATED if name in known}
+    )
 
 
 def _arguments(metadata: dict) -> dict:
@@ -134,7 +143,9 @@ def _image_size(metadata: dict) -> dict:
     """The size of the images that a folder's config.json says."""
     size = metadata.get("model_args", {}).get("img_size")
     pretrained = metadata.get("pretrained_cfg", metadata).get("input_size")
-    return named.image_size_option(size if size is not None else pretrained and pretrained[1:])
+    return tensors_by_name.image_size_option(
+        size if size is not None else pretrained and pretrained[1:]
+    )
 
 
 def _as_read(prepared: Preprocessing | None) -> Preprocessing | None:
@@ -144,10 +155,10 @@ def _as_read(prepared: Preprocessing | None) -> Preprocessing | None:
     return prepared
 
 
-def _description(foreign: LoadedCheckpoint, architecture: str, arguments: dict) -> dict:
+def _description(checkpoint: LoadedCheckpoint, architecture: str, arguments: dict) -> dict:
     """The config.json of a folder."""
-    config = foreign.model_config
-    prepared = foreign.preprocessing
+    config = checkpoint.model_config
+    prepared = checkpoint.preprocessing
     pretrained = {
         "input_size": [config.channels, *config.height_width],
         "num_classes": config.num_classes,
@@ -166,6 +177,6 @@ def _description(foreign: LoadedCheckpoint, architecture: str, arguments: dict) 
         "num_classes": config.num_classes,
         "model_args": arguments,
     }
-    if foreign.classes:
-        description["label_names"] = list(foreign.classes)
+    if checkpoint.classes:
+        description["label_names"] = list(checkpoint.classes)
     return description | {"pretrained_cfg": pretrained}

@@ -17,7 +17,9 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
-from vit_jax.models import (
+from vit_jax.models import published
+from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.zoo import (
     axial_resnet,
     axial_vit,
     crossvit,
@@ -32,9 +34,6 @@ from vit_jax.models import (
     t2t,
     vit_zoo,
 )
-from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.conversions import published, table
-from vit_jax.models.conversions.contract import Conversion
 
 # A module, or a class, with what is listed above.
 Family = ModuleType | type
@@ -218,16 +217,6 @@ def initialize(config: ClassifierConfig, key: jax.Array) -> dict:
     they are born where they live.
     """
     return split(build(config, rngs=nnx.Rngs(key)))[1].params
-
-
-def conversions(family: Family) -> dict[str, Conversion]:
-    """A family's `Conversion` for each format that others keep its models in, {} if it has none: of the table,
-    or, of a family from outside the package, of its own `conversions()`.
-    """
-    if hasattr(family, "conversions"):
-        return family.conversions()
-    ours = family.__name__.startswith(f"{__package__}.")
-    return table.CONVERSIONS.get(family_name(family), {}) if ours else {}
 
 
 def count_parameters(config: ClassifierConfig) -> int:

@@ -12,11 +12,11 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.objectives.contract import Objective, ObjectiveContext
-from vit_jax.objectives.dino import Dino
+from vit_jax.objectives.dino.dino import Dino
 from vit_jax.objectives.distill import Distill
 from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.masked_patches import MaskedPatches
-from vit_jax.objectives.segmentation import Segmentation
+from vit_jax.objectives.segmentation.segmentation import Segmentation
 from vit_jax.objectives.supervised import Supervised
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -67,10 +67,10 @@ def find_objective(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     return objective, objective.Options(**options)
 
 
-def make(config: Name, setting: ObjectiveContext) -> Objective:
+def make(config: Name, context: ObjectiveContext) -> Objective:
     """The objective of a run; see `find_objective`."""
     objective, options = find_objective(config)
-    return objective(options, setting)
+    return objective(options, context)
 
 
 def loss(config: Name | ConfigDict) -> str:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.data.segments import PanopticTable
+from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models.classifier import ClassifierConfig
 
 Batch = dict[str, jax.Array]
@@ -161,9 +161,9 @@ class Objective:
     own_answers: ClassVar[bool] = False
     evaluator: ClassVar[str] = ""
 
-    def __init__(self, options: Any, setting: ObjectiveContext):
+    def __init__(self, options: Any, context: ObjectiveContext):
         """Raises `ConfigError` for what does not fit together."""
-        self.options, self.setting = options, setting
+        self.options, self.context = options, context
 
     def own(self, rngs: nnx.Rngs) -> nnx.Module | None:
         """Its own parameters, and state that no gradient reaches (any other `nnx.Variable`)."""
@@ -209,4 +209,4 @@ class Objective:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
         2. A training step counts as three of them.
         """
-        return self.setting.model.flops()
+        return self.context.model.flops()

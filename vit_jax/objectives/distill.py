@@ -54,13 +54,13 @@ class Distill(Objective):
 
     Options = DistillOptions
 
-    def __init__(self, options: DistillOptions, setting: ObjectiveContext):
-        super().__init__(options, setting)
+    def __init__(self, options: DistillOptions, context: ObjectiveContext):
+        super().__init__(options, context)
         if not options.teacher:
             raise ConfigError(
                 "objective distill needs a teacher: set --config.objective.teacher=CHECKPOINT"
             )
-        if options.alpha == 1 and setting.model.two_heads:
+        if options.alpha == 1 and context.model.two_heads:
             raise ConfigError(
                 "config.objective.alpha = 1 leaves nothing to learn for the class token's head, which answers too: "
                 "set --config.model.distilled=False"
@@ -71,14 +71,14 @@ class Distill(Objective):
 
     def targets(self, batch: Batch) -> Batch:
         """`label` (B, classes)."""
-        return {"label": to_targets(batch["label"], self.setting.model.num_classes)}
+        return {"label": to_targets(batch["label"], self.context.model.num_classes)}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         options, labels = self.options, batch["label"]
         taught = jax.lax.stop_gradient(learner.teacher.logits(batch["image"]))
         output = learner.model(batch["image"], deterministic=False, rngs=rngs)
-        exits = self.setting.model.exit_flops
-        if self.setting.model.two_heads:
+        exits = self.context.model.exit_flops
+        if self.context.model.two_heads:
             by_label, by_teacher = output.exits
         else:
             by_label = by_teacher = output.exits if exits else output.logits

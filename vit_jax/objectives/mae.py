@@ -16,7 +16,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models.embeddings import cut_patches, sincos_2d
 from vit_jax.models.vit import Encoder
-from vit_jax.models.vit_zoo_options import PublishedViTConfig
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
 from vit_jax.objectives.masked_patches import check_shares
 
@@ -69,9 +69,9 @@ class Mae(Objective):
     needs_labels = False
     mixes = False
 
-    def __init__(self, options: MaeOptions, setting: ObjectiveContext):
-        super().__init__(options, setting)
-        model = setting.model
+    def __init__(self, options: MaeOptions, context: ObjectiveContext):
+        super().__init__(options, context)
+        model = context.model
         if type(model) is not PublishedViTConfig:
             raise ConfigError("objective mae needs a ViT or a DeiT, which can do with some patches")
         if model.position_place in ("layers", "shared") or model.rope != "none":
@@ -95,13 +95,13 @@ class Mae(Objective):
     @property
     def decoder(self) -> PublishedViTConfig:
         """See `decoder_of`."""
-        return decoder_of(self.setting.model, self.options)
+        return decoder_of(self.context.model, self.options)
 
     def own(self, rngs: nnx.Rngs) -> Own:
-        return Own(self.setting.model, self.decoder, rngs)
+        return Own(self.context.model, self.decoder, rngs)
 
     def flops(self) -> int:
-        model, decoder = self.setting.model, self.decoder
+        model, decoder = self.context.model, self.decoder
         learned = model.tokens - self.patches
         seen, placed = learned + self.visible, model.placed_tokens
         ends = seen * model.width * decoder.width
@@ -117,7 +117,7 @@ class Mae(Objective):
         """(B,) float32, where these patches are removed; see `predict`."""
         predicted = self.predict(learner, images, order, rngs)
         # The loss alone needs the pixels, in float32.
-        pixels = cut_patches(images.astype(jnp.float32), self.setting.model.grid)
+        pixels = cut_patches(images.astype(jnp.float32), self.context.model.grid)
         target = jnp.take_along_axis(pixels, order[:, self.visible :, None], axis=1)
         if self.options.normalize:
             deviation = jnp.sqrt(target.var(-1, ddof=1, keepdims=True) + _EPSILON)
@@ -145,7 +145,7 @@ class Mae(Objective):
         )
         # Attention does not see an order: the removed ones may stay last, each with its position.
         positions = jnp.asarray(
-            sincos_2d(self.setting.model.grid, width, periods=width // 4)[0], tokens.dtype
+            sincos_2d(self.context.model.grid, width, periods=width // 4)[0], tokens.dtype
         )
         tokens = jnp.concatenate([tokens, masks], axis=1) + positions[order]
         tokens, _ = own.decoder(jnp.concatenate([learned, tokens], axis=1))

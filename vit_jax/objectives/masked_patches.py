@@ -22,7 +22,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models.embeddings import cut_patches
-from vit_jax.models.vit_zoo_options import PublishedViTConfig
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
 
 _BITS = 3
@@ -58,9 +58,9 @@ class MaskedPatches(Objective):
     needs_labels = False
     mixes = False
 
-    def __init__(self, options: MaskedPatchesOptions, setting: ObjectiveContext):
-        super().__init__(options, setting)
-        model = setting.model
+    def __init__(self, options: MaskedPatchesOptions, context: ObjectiveContext):
+        super().__init__(options, context)
+        model = context.model
         if not isinstance(model, PublishedViTConfig):
             raise ConfigError(
                 "objective masked_patches needs a model of patches: a ViT, a DeiT or a hybrid"
@@ -87,14 +87,14 @@ class MaskedPatches(Objective):
         """Predicted numbers of a patch."""
         height, width = self.patch
         per_patch = {"mean_color": _COLORS, "downsized": _PARTS**2 * _COLORS}
-        return per_patch.get(self.options.target, height * width * self.setting.model.channels)
+        return per_patch.get(self.options.target, height * width * self.context.model.channels)
 
     def own(self, rngs: nnx.Rngs) -> Own:
-        model = self.setting.model
+        model = self.context.model
         return Own(model.width, self.outputs, dtype=jnp.dtype(model.dtype), rngs=rngs)
 
     def flops(self) -> int:
-        model = self.setting.model
+        model = self.context.model
         return model.flops() + 2 * self.count * model.width * self.outputs
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
@@ -123,9 +123,9 @@ class MaskedPatches(Objective):
 
     def _pixels(self, images: jax.Array) -> jax.Array:
         """Normalised images (B, H, W, C) to patches of pixels in [0, 1], (B, N, P, Q, C) float32."""
-        mean, std = (jnp.array(x, jnp.float32) for x in (self.setting.mean, self.setting.std))
+        mean, std = (jnp.array(x, jnp.float32) for x in (self.context.mean, self.context.std))
         pixels = images.astype(jnp.float32) * std + mean
-        patches = cut_patches(pixels, self.setting.model.grid)
+        patches = cut_patches(pixels, self.context.model.grid)
         return patches.reshape(*patches.shape[:2], *self.patch, images.shape[-1])
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.compute import choices
 from vit_jax.models import classifier, registry
-from vit_jax.models.adapters import ADAPTERS, Adapters
+from vit_jax.models.lora import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner, MovingAverage, Objective, Teacher
 

@@ -40,23 +40,23 @@ class Supervised(Objective):
 
     Options = SupervisedOptions
 
-    def __init__(self, options: SupervisedOptions, setting: ObjectiveContext):
-        super().__init__(options, setting)
+    def __init__(self, options: SupervisedOptions, context: ObjectiveContext):
+        super().__init__(options, context)
         if options.loss == "binary" and options.label_smoothing:
             raise ConfigError(
                 f"config.objective.label_smoothing = {options.label_smoothing:g} gives every class a share, and "
                 "config.objective.loss='binary' makes every share a 1: set label_smoothing=0, or loss='sigmoid'"
             )
         count = len(options.class_weights)
-        if count and count != setting.model.num_classes:
+        if count and count != context.model.num_classes:
             raise ConfigError(
-                f"config.objective.class_weights has {count} weights for {setting.model.num_classes} "
+                f"config.objective.class_weights has {count} weights for {context.model.num_classes} "
                 "classes: give one for each"
             )
 
     def targets(self, batch: Batch) -> Batch:
         """`label` (B, classes)."""
-        return {"label": to_targets(batch["label"], self.setting.model.num_classes)}
+        return {"label": to_targets(batch["label"], self.context.model.num_classes)}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         """See `Objective`; the metric is `accuracy`, of the heaviest target."""
@@ -64,7 +64,7 @@ class Supervised(Objective):
         options = self.options
         targets = smoothed(batch["label"], options.label_smoothing)
         accuracy = (output.logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
-        exits = self.setting.model.exit_flops
+        exits = self.context.model.exit_flops
         loss = cross_entropy(
             output.exits if exits else output.logits,
             targets,

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from vit_jax import user_files
-from vit_jax.base import logs, outputs, shipped
+from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
 from vit_jax.models import naming, registry
 from vit_jax.planning import plan
+from vit_jax.recipes import shipped, user_files
 from vit_jax.training.assembly import outline, resolve
 
 CHIP = "TPU v5e"  # whose published peak costs are counted by

@@ -14,16 +14,17 @@ from vit_jax.base.settings import with_fields
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data import sources
-from vit_jax.data.masks import mask_table
+from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.record import DataError, Source
 from vit_jax.devices import local
 from vit_jax.models import naming, registry
 from vit_jax.planning import rough
 from vit_jax.planning.elsewhere import Elsewhere, check_elsewhere, plan_lines
 from vit_jax.planning.plan import known_data
-from vit_jax.training import announce, preflight, starting
+from vit_jax.training import preflight, starting
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch
+from vit_jax.training.upkeep import announce
 from vit_jax.training.with_data import describe_run, subject_of
 
 

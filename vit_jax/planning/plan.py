@@ -11,7 +11,7 @@ from vit_jax.checkpoints import tiers
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.options import Data
-from vit_jax.data.sources.named import NAMED
+from vit_jax.data.sources.known_sets import NAMED
 from vit_jax.data.splits import select
 from vit_jax.devices import meshes
 from vit_jax.models import naming, registry

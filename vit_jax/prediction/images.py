@@ -21,8 +21,8 @@ from PIL import Image
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.data.decode import eval_crop, pillow_pixels
-from vit_jax.data.images import MOST_BYTES, read_file
+from vit_jax.data.decoding.decode import eval_crop, pillow_pixels
+from vit_jax.data.decoding.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural

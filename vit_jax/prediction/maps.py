@@ -21,8 +21,8 @@ from PIL import Image
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.data import segments
-from vit_jax.data.decode import decode
+from vit_jax.data.decoding.decode import decode
+from vit_jax.data.labels import segments
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
@@ -44,7 +44,7 @@ class Segmented:
       labels: (H, W) uint8, numbers of `classes`.
       classes: names, in the order of these numbers.
       image: (H, W, C) uint8.
-      segments: (H, W) uint16, single things too, see `data.segments`; `None` of a model that does not find any.
+      segments: (H, W) uint16, single things too, see `data.labels.segments`; `None` of a model that does not find any.
     """
 
     file: str

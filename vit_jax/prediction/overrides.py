@@ -15,7 +15,7 @@ from vit_jax.base.settings import change
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import sources
-from vit_jax.evaluation import unseen
+from vit_jax.evaluation import leakage
 from vit_jax.interchange import formats, loading, orbax
 
 _SECTIONS = ("data", "eval")
@@ -93,7 +93,7 @@ def config_to_evaluate(
         sources.check_path(typed.data)
     if {"data.image_feature", "data.mask_feature", "data.mask_table"} & set(changed):
         sources.check_features(typed.data)
-    typed = unseen.judge_whole(typed, trained_on, description.get("training_data", ""), changed)
+    typed = leakage.judge_whole(typed, trained_on, description.get("training_data", ""), changed)
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
     return typed, options

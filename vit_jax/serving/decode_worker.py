@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import resize
-from vit_jax.data.decode import decode, eval_crop
+from vit_jax.data.decoding import resize
+from vit_jax.data.decoding.decode import decode, eval_crop
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
 

@@ -12,7 +12,8 @@ import numpy as np
 from absl import logging
 
 from vit_jax.base import subprocesses
-from vit_jax.data import crops, images
+from vit_jax.data import crops
+from vit_jax.data.decoding import images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import segments
+from vit_jax.data.labels import segments
 from vit_jax.pictures import masks
 from vit_jax.pictures.page import png
 from vit_jax.prediction.maps import Segmented

@@ -15,7 +15,7 @@ from vit_jax.pictures.plot import Plot
 from vit_jax.studies import compare
 from vit_jax.studies.compare import Comparison
 from vit_jax.studies.runs import Run
-from vit_jax.training import curves
+from vit_jax.training.upkeep import curves
 
 _PREFIX = "reference/"
 

@@ -12,12 +12,12 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax import user_files
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.evaluation import best_metric
 from vit_jax.models import registry
+from vit_jax.recipes import user_files
 
 METRICS, RECIPE, RESULT, GOODPUT = "metrics.jsonl", "config.py", "result.json", "goodput.json"
 # Lines of training steps that are read of a run, spread over it: more would not be seen in a curve.

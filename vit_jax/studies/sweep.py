@@ -28,8 +28,8 @@ from vit_jax.data import splits
 from vit_jax.evaluation import best_metric
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
-from vit_jax.training.health import NonFiniteError
 from vit_jax.training.loop import train
+from vit_jax.training.upkeep.health import NonFiniteError
 
 
 def sweep(

@@ -15,10 +15,10 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import storage
 from vit_jax.data.record import DataAbsent
-from vit_jax.data.sources.named import VTAB
+from vit_jax.data.sources.known_sets import VTAB
 from vit_jax.studies.sweep import sweep
 
-# VTAB's groups are in the order of `named.VTAB`.
+# VTAB's groups are in the order of `known_sets.VTAB`.
 GROUPS = {"natural": VTAB[:7], "specialized": VTAB[7:11], "structured": VTAB[11:]}
 # ViT §B.1.1 chooses for every task among these.
 RATES = (0.001, 0.003, 0.01, 0.03)

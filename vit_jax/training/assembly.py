@@ -22,19 +22,20 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
 from vit_jax.data.augmentation import augment, permute
-from vit_jax.data.masks import ClassTable
-from vit_jax.data.segments import PanopticTable
+from vit_jax.data.labels.masks import ClassTable
+from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
-from vit_jax.models.adapters import Adapters
+from vit_jax.models.lora import Adapters
 from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import matrices, preconditioners, sharpness
-from vit_jax.training import curves, guards
+from vit_jax.training import guards
 from vit_jax.training import state as states
-from vit_jax.training.placement import placement
 from vit_jax.training.step import make_train_step
+from vit_jax.training.upkeep import curves
+from vit_jax.training.zero import placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +266,7 @@ def outline(
 
     def make_objective(model_config: classifier.ClassifierConfig) -> Objective:
         data = config.data
-        setting = ObjectiveContext(
+        context = ObjectiveContext(
             model_config,
             data.mean,
             data.std,
@@ -277,7 +278,7 @@ def outline(
             num_classes=num_classes,
             segments=masks if isinstance(masks, PanopticTable) else None,
         )
-        return objectives.make(config.objective, setting)
+        return objectives.make(config.objective, context)
 
     networks = Networks(model_config, make_objective, adapters=adapters_of(config))
     return Outline(
@@ -333,24 +334,24 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     if not isinstance(source, FromCheckpoint):
         return None
     try:
-        foreign = formats.read_checkpoint(source.path)
+        checkpoint = formats.read_checkpoint(source.path)
     except CheckpointError as error:
         raise CheckpointError(f"the teacher: {error}") from error
-    guards.check_teacher(source.path, foreign.model_config, networks.model_config)
-    prepared = foreign.preprocessing
+    guards.check_teacher(source.path, checkpoint.model_config, networks.model_config)
+    prepared = checkpoint.preprocessing
     if prepared is None:
         raise ConfigError(
             f"the teacher {source.path} does not state how its images are normalised: convert it with "
             "'vit_jax convert', and set --config.data.mean and --config.data.std there"
         )
     describe = {
-        "image_size": foreign.model_config.image_size,
+        "image_size": checkpoint.model_config.image_size,
         "mean": prepared.mean,
         "std": prepared.std,
         "student_mean": config.data.mean,
         "student_std": config.data.std,
     }
-    return FixedTeacher(source.path, foreign.model_config, describe, foreign.classes)
+    return FixedTeacher(source.path, checkpoint.model_config, describe, checkpoint.classes)
 
 
 def _check_anchor(networks: Networks, config: Config) -> None:

@@ -19,7 +19,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config, config_class
 from vit_jax.data.augmentation import augment
-from vit_jax.data.masks import ClassTable
+from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.sources import fingerprint
 from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN

@@ -21,25 +21,26 @@ from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import EvaluatedModel
-from vit_jax.training import announce, health, preflight, pseudo_labels, reference
+from vit_jax.training import preflight, pseudo_labels
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh, resolve
-from vit_jax.training.audit import CordonHost, WrongState
-from vit_jax.training.callbacks import Callback, Callbacks, check_callbacks
-from vit_jax.training.clock import Clock
-from vit_jax.training.device_checks import DeviceChecks
-from vit_jax.training.goals import Goals
 from vit_jax.training.guards import check_batch, check_classes, make_deterministic, make_workdir
-from vit_jax.training.health import BadStep, NonFiniteError, SkippedData
-from vit_jax.training.preemption import StopRequest
-from vit_jax.training.programs import Programs
-from vit_jax.training.progress import Meter, Profiler, make_writers
-from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
 from vit_jax.training.step import StepPrograms
-from vit_jax.training.stragglers import Stragglers
+from vit_jax.training.upkeep import announce, health, reference
+from vit_jax.training.upkeep.audit import CordonHost, WrongState
+from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
+from vit_jax.training.upkeep.clock import Clock
+from vit_jax.training.upkeep.device_checks import DeviceChecks
+from vit_jax.training.upkeep.goals import Goals
+from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
+from vit_jax.training.upkeep.preemption import StopRequest
+from vit_jax.training.upkeep.programs import Programs
+from vit_jax.training.upkeep.progress import Meter, Profiler, make_writers
+from vit_jax.training.upkeep.snapshots import Snapshots
+from vit_jax.training.upkeep.stragglers import Stragglers
+from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
-from vit_jax.training.writers import Writers
 
 
 class Interrupted(UserError):

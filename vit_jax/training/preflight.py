@@ -14,9 +14,9 @@ from vit_jax.evaluation import Suite
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
-from vit_jax.training import curves, reference
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher
+from vit_jax.training.upkeep import curves, reference
 
 _DURATIONS = (
     "log.every",

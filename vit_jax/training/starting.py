@@ -11,21 +11,22 @@ from absl import logging
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints, saving, tiers
-from vit_jax.checkpoints.adapted import BASE
+from vit_jax.checkpoints.lora import BASE
 from vit_jax.config import Config
-from vit_jax.interchange import adapt, formats, loading
+from vit_jax.interchange import fitting, formats, loading
+from vit_jax.interchange.conversions import mae as mae_decoder
 from vit_jax.models import registry
-from vit_jax.models.adapters import ADAPTERS
 from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.lora import ADAPTERS
 from vit_jax.models.registry import Weights
-from vit_jax.objectives import mae, mae_conversion
+from vit_jax.objectives import mae
 from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.networks import OWN, model_part
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
-from vit_jax.training.clock import KINDS
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.state import TrainState
+from vit_jax.training.upkeep.clock import KINDS
 
 
 @dataclasses.dataclass
@@ -255,7 +256,7 @@ def objective_params(
     """
     if not isinstance(objective, mae.Mae):
         return own
-    found = mae_conversion.decoder_in(
+    found = mae_decoder.decoder_in(
         formats.read_checkpoint(location, hints=vars(model)), objective.options.heads
     )
     if found is None:
@@ -265,4 +266,4 @@ def objective_params(
         logging.info("the decoder in the checkpoint has another size: it is re-initialised")
         return own
     logging.info("the decoder is the checkpoint's")
-    return jax.tree.map(adapt.placed, found.params, own)
+    return jax.tree.map(fitting.placed, found.params, own)

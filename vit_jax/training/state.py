@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.devices import meshes
-from vit_jax.models import adapters, registry
+from vit_jax.models import lora, registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner
 from vit_jax.objectives.networks import OWN, Networks, model_part
-from vit_jax.training.health import Health, healthy
+from vit_jax.training.upkeep.health import Health, healthy
 
 
 @flax.struct.dataclass
@@ -51,7 +51,7 @@ class TrainState:
         else:
             params = self.params if self.ema is None else self.ema
             variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
-        params = adapters.whole(self.base, params)
+        params = lora.whole(self.base, params)
         return Weights(model_part(params), variables)
 
     def own_weights(self) -> Weights:
@@ -81,15 +81,15 @@ class TrainState:
             params, variables = self.ema, variables | {"model": self.weights().variables}
         teacher = None
         if self.teacher is not None:
-            teacher = (adapters.whole(self.base, self.teacher), self.variables.get("teacher"))
-        params, anchor = adapters.whole(self.base, params), self.variables.get(ANCHOR)
+            teacher = (lora.whole(self.base, self.teacher), self.variables.get("teacher"))
+        params, anchor = lora.whole(self.base, params), self.variables.get(ANCHOR)
         return networks.learner(
             params,
             variables,
             step=self.step,
             average=teacher,
             fixed=self.fixed,
-            anchor=None if anchor is None else adapters.whole(self.base, anchor),
+            anchor=None if anchor is None else lora.whole(self.base, anchor),
         )
 
     def parts(self) -> dict:

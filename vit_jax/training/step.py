@@ -22,9 +22,9 @@ from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import OWN, Networks, model_part, variables_of
 from vit_jax.optim import sharpness
 from vit_jax.optim.options import Optim, is_of_matrices
-from vit_jax.training.health import examine, update_is_made
-from vit_jax.training.placement import placement
 from vit_jax.training.state import ANCHOR, TrainState, shardings_of
+from vit_jax.training.upkeep.health import examine, update_is_made
+from vit_jax.training.zero import placement
 
 Metrics = dict[str, jax.Array]
 

@@ -5,10 +5,10 @@ what its checkpoints say of it.
 from vit_jax import optim
 from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config
-from vit_jax.data.decode import PIXELS
-from vit_jax.data.masks import mask_table
+from vit_jax.data.decoding.decode import PIXELS
+from vit_jax.data.labels.masks import mask_table
+from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.data.record import Source
-from vit_jax.data.segments import PanopticTable
 from vit_jax.evaluation.contract import EvalContext
 from vit_jax.training.assembly import Assembly, assemble
 

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.data import crops, decode, sources
+from vit_jax.data import crops, sources
+from vit_jax.data.decoding import decode
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import ShardOptions, plan

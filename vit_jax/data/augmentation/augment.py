@@ -27,7 +27,7 @@ from vit_jax.data.options import Augment, Data
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from vit_jax.models.conversions.contract import Preprocessing
+    from vit_jax.models.preprocessing import Preprocessing
 
 ERASING_ATTEMPTS = 10
 

@@ -9,8 +9,8 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags
 
-from vit_jax.data import decode, images
-from vit_jax.data.masks import ClassTable
+from vit_jax.data.decoding import decode, images
+from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.record import BadImage, Record
 

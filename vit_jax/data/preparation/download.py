@@ -17,7 +17,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.data.options import Data
-from vit_jax.data.sources.named import NAMED
+from vit_jax.data.sources.known_sets import NAMED
 from vit_jax.data.sources.tfds import data_dir, is_tfds_name, tfds_names
 
 if TYPE_CHECKING:

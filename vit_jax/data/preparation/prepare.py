@@ -25,7 +25,7 @@ from etils import epath
 from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import sources
-from vit_jax.data.masks import mask_table
+from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.preparation import shards, work
 from vit_jax.data.preparation.download import download

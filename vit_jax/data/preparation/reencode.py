@@ -6,7 +6,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import crops, decode
+from vit_jax.data import crops
+from vit_jax.data.decoding import decode
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.check import encoded
 from vit_jax.data.record import Source

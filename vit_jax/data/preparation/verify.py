@@ -18,13 +18,13 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.progress import Progress
-from vit_jax.data.masks import ClassTable
+from vit_jax.data.labels.masks import ClassTable
+from vit_jax.data.labels.segments import described
 from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation import work
 from vit_jax.data.preparation.check import check_label, examine
 from vit_jax.data.preparation.shards import sha256
 from vit_jax.data.record import BadImage, DataError
-from vit_jax.data.segments import described
 from vit_jax.data.sources import ranges
 from vit_jax.data.sources.prepared import DESCRIPTION, read_description, unpack
 from vit_jax.data.sources.readers import open_reader

@@ -13,15 +13,15 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.cache import cached
-from vit_jax.data.masks import mask_table
+from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import AUTO, Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digit_scenes import open_digit_scenes, open_digit_things
 from vit_jax.data.sources.digits import open_digits, open_few
 from vit_jax.data.sources.folder import open_folder
+from vit_jax.data.sources.known_sets import NAMED
 from vit_jax.data.sources.masks import is_masked, open_masks
 from vit_jax.data.sources.mixture import MixedSet, check_mixture, open_mixture
-from vit_jax.data.sources.named import NAMED
 from vit_jax.data.sources.objectnet import open_objectnet
 from vit_jax.data.sources.prepared import DESCRIPTION, open_prepared
 from vit_jax.data.sources.tar import open_tar

@@ -10,8 +10,8 @@ import dataclasses
 import cv2
 import numpy as np
 
-from vit_jax.data import segments
-from vit_jax.data.masks import ClassTable, numbered
+from vit_jax.data.labels import segments
+from vit_jax.data.labels.masks import ClassTable, numbered
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import digits, fingerprint

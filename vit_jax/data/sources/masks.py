@@ -21,7 +21,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.masks import COLOR, IGNORED, MAX_CLASSES, VALUE, ClassTable
+from vit_jax.data.labels.masks import COLOR, IGNORED, MAX_CLASSES, VALUE, ClassTable
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Record
 from vit_jax.data.sources import fingerprint

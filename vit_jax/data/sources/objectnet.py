@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.decode import decode
+from vit_jax.data.decoding.decode import decode
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record, Source
 from vit_jax.data.sources.folder import open_folder

@@ -11,8 +11,8 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.masks import IGNORED, MAX_CLASSES
-from vit_jax.data.segments import MOST_THINGS, PanopticTable, numbers, things_of
+from vit_jax.data.labels.masks import IGNORED, MAX_CLASSES
+from vit_jax.data.labels.segments import MOST_THINGS, PanopticTable, numbers, things_of
 
 Segments = dict[str, np.ndarray]  # (n, 2) by the mask's file, see `PanopticTable`
 

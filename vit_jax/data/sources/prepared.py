@@ -20,9 +20,9 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import packing
+from vit_jax.data.labels.segments import described
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record
-from vit_jax.data.segments import described
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 

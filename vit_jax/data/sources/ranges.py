@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from vit_jax.base import buckets, places
-from vit_jax.data import images
+from vit_jax.data.decoding import images
 from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.text import readable

@@ -18,7 +18,7 @@ from etils import epath
 
 from vit_jax.base import limits, places
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.images import check_bytes
+from vit_jax.data.decoding.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Label, Labels, Record
 from vit_jax.data.sources import fingerprint

@@ -1,7 +1,7 @@
 """Data sets that TFDS has prepared, stored as ArrayRecord or TFRecord, read without TensorFlow.
 
 Preparing one needs TensorFlow, and is done in `preparation/download.py`. What the papers make of
-TFDS's data sets is in `named.py`.
+TFDS's data sets is in `known_sets.py`.
 """
 
 import os
@@ -13,12 +13,12 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.data import decode
+from vit_jax.data.decoding import decode
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import arrayrecord, fingerprint, tfrecord
 from vit_jax.data.sources.arrayrecord import ArrayRecords
-from vit_jax.data.sources.named import NAMED, Named
+from vit_jax.data.sources.known_sets import NAMED, Named
 from vit_jax.data.sources.stored_index import Kind
 from vit_jax.data.sources.tfds_masks import ImageAndMask, choose_features
 from vit_jax.data.sources.tfrecord import TfRecords
@@ -29,7 +29,7 @@ _FORMATS = ("array_record", "tfrecord")
 
 class Tfds:
     """Parts of the data set in the folder that TFDS prepared, (split, start, stop) each; `name` is
-    that of a data set in `named.NAMED`, or ''. Labels are masks where `chosen` has a feature with some.
+    that of a data set in `known_sets.NAMED`, or ''. Labels are masks where `chosen` has a feature with some.
     """
 
     labels = None  # they are in the records

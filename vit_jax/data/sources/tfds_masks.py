@@ -1,6 +1,6 @@
 """Which features of a TFDS data set have the image and the mask of an example, and what the mask's values mean.
 
-Reading them is in `tfds.py`; what is known of single data sets is in `named.py`.
+Reading them is in `tfds.py`; what is known of single data sets is in `known_sets.py`.
 """
 
 import dataclasses
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.data.masks import MAX_CLASSES, ClassTable, numbered
+from vit_jax.data.labels.masks import MAX_CLASSES, ClassTable, numbered
 from vit_jax.data.options import AUTO, Data
+from vit_jax.data.sources.known_sets import MASKS, NamedMasks
 from vit_jax.data.sources.masks import read_table
-from vit_jax.data.sources.named import MASKS, NamedMasks
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -20,7 +20,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.loader import Batches
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Watch

@@ -34,21 +34,21 @@ class EarlyExit(Accuracy):
     Options = EarlyExitOptions
     _inference: Inference | None = None
 
-    def __init__(self, options: EarlyExitOptions, subject: EvalContext):
-        super().__init__(options, subject)
-        check_thresholds(subject.model_config, options.thresholds)
+    def __init__(self, options: EarlyExitOptions, context: EvalContext):
+        super().__init__(options, context)
+        check_thresholds(context.model_config, options.thresholds)
 
     def metrics(self) -> tuple[str, ...]:
-        exits = check_exits(self.subject.model_config)
+        exits = check_exits(self.context.model_config)
         return (*super().metrics(), "gflops", *(f"exit{n}" for n in range(1, exits + 1)))
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        config, subject = self.config, self.subject
+        config, context = self.config, self.context
         self._inference = inference = self._inference or Inference(
-            subject.definition,
-            subject.model_config,
+            context.definition,
+            context.model_config,
             config.data,
             activation=objectives.activation(config.objective),
             batch_size=config.eval.batch_size or config.batch_size,

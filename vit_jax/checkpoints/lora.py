@@ -1,0 +1,20 @@
+"""What a checkpoint of a run with adapters holds: these and what else is trained of the model, not its base."""
+
+from vit_jax.models.lora import Adapters
+from vit_jax.models.registry import Weights
+
+BASE = "base"  # in a description: `path` and `digest` of the weights that the adapters are added to
+
+
+def adapters_in(description: dict) -> Adapters | None:
+    """The adapters that a checkpoint holds in place of a whole model; `None`: it holds the model."""
+    if BASE not in description:
+        return None
+    adapt = description["config"]["adapt"]
+    return Adapters(adapt["lora_rank"], tuple(adapt["lora_targets"]), tuple(adapt["also"]))
+
+
+def saved_like(description: dict, like: Weights) -> Weights:
+    """Shapes and dtypes of what a checkpoint holds of a model with those of `like`."""
+    found = adapters_in(description)
+    return like._replace(params=found.trained_like(like.params)) if found else like

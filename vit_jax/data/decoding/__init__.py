@@ -1,0 +1,1 @@
+"""The door: every byte of a stranger's image passes through this folder."""

@@ -1,0 +1,236 @@
+"""From an encoded image to the pixels that the model sees, on the host. Devices do the rest,
+in `augmentation/`.
+
+Files enter by `images.check_image`. Libraries of kept wheels decode: libjpeg-turbo JPEG, OpenCV and Pillow
+the rest; Pillow resizes everything.
+"""
+
+from collections.abc import Callable, Sequence
+
+import cv2
+import numpy as np
+from PIL import Image, ImageOps
+
+from vit_jax.data import crops
+from vit_jax.data.crops import Part
+from vit_jax.data.decoding import images, jpeg, resize, samples, tiff
+from vit_jax.data.labels.masks import IGNORED, LabelMap
+from vit_jax.data.options import MAX_PIXELS, Data
+from vit_jax.data.record import BadImage, decoding
+
+__all__ = ["PIXELS", "BadImage", "decode", "eval_crop", "pillow_pixels", "train_crop"]
+
+# Another number wherever the same file gives other pixels; kept in the description of checkpoints.
+PIXELS = 3
+
+Place = tuple[Part, tuple[int, int]]  # a part, and the rows and columns that it fills of its target
+
+# Whole batches run in parallel; threads inside an image would only get in their way.
+cv2.setNumThreads(1)
+# What cannot be read is reported as `BadImage`.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+_PNG_DEPTH, _PNG_COLORS = 24, 25  # where a file says its bits per channel and its kind of colours
+_GREY_AND_ALPHA = 4
+_BY_OPENCV = (images.JPEG, images.PNG, images.WEBP, images.BMP, images.TIFF)
+
+
+def decode(
+    image: bytes | np.ndarray, *, name: str, channels: int = 3, max_pixels: int = MAX_PIXELS
+) -> np.ndarray:
+    """The pixels of an encoded image, (H, W, C) uint8, upright; of an animation its first frame.
+
+    With three channels or one it is a picture in one of `images.FORMATS`: colours, CMYK, palettes and
+    grey become RGB, or grey; transparency is dropped, as in TensorFlow. With other numbers of
+    channels they are those of the file, a PNG (2: grey and alpha, 4: RGB and alpha), a TIFF or a
+    `.npy`.
+
+    Numbers of other types become bytes as `samples.to_bytes` says.
+
+    Args:
+      image: the file's bytes, or an array (H, W, C) or (H, W).
+      name: what to call it in errors.
+      channels: C.
+      max_pixels: a file of more is refused before it is decoded.
+
+    Raises:
+      BadImage: it is not an image, or only part of one, or it has other channels or values.
+    """
+    if isinstance(image, np.ndarray):
+        return samples.with_channels(samples.to_bytes(image, name), channels, name)
+    head = images.check_image(image, name, max_pixels)
+    with decoding(name):
+        return _decode(image, head, channels, name)
+
+
+def _decode(image: bytes, head: images.Head, channels: int, name: str) -> np.ndarray:
+    if head.kind == images.NPY:
+        pixels = samples.to_bytes(samples.read_npy(image, name), name)
+        return samples.with_channels(pixels, channels, name)
+    if head.kind == images.TIFF and not (head.details.is_picture and channels in (1, 3)):
+        return _decode_tiff(image, head.details, channels, name)
+    if channels not in (1, 3):
+        return _decode_png(image, head.kind, channels, name)
+    if head.kind == images.JPEG:
+        pixels = jpeg.decode(image, head.details, 1, channels)
+        if pixels is not None:
+            return pixels
+    if head.kind in _BY_OPENCV:
+        flags = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+        if head.kind == images.PNG and image[_PNG_DEPTH] == 16:
+            flags |= cv2.IMREAD_ANYDEPTH
+        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
+        if pixels is not None:
+            return samples.to_bytes(pixels, name)
+    return _decode_with_pillow(image, head.kind, channels, name)
+
+
+def _decode_tiff(image: bytes, directory: tiff.Directory, channels: int, name: str) -> np.ndarray:
+    pixels = samples.to_bytes(tiff.read_samples(image, directory, name), name)
+    if channels in (1, 3) and directory.has_alpha:
+        pixels = pixels[..., :-1]
+    return samples.with_channels(pixels, channels, name)
+
+
+def _decode_png(image: bytes, kind: str, channels: int, name: str) -> np.ndarray:
+    """The grey or colours of a PNG, with its alpha."""
+    if kind != images.PNG:
+        raise BadImage(
+            name,
+            f"config.data.channels is {channels}, and only PNG, TIFF and .npy files have so many",
+        )
+    pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None:
+        raise BadImage(name, "its data is damaged")
+    pixels = samples.to_bytes(pixels, name)
+    if pixels.shape[2] == 4:
+        grey = image[_PNG_COLORS] == _GREY_AND_ALPHA
+        pixels = pixels[..., [0, 3] if grey else [2, 1, 0, 3]]  # OpenCV's order is BGR
+    return samples.with_channels(pixels, channels, name)
+
+
+def _decode_with_pillow(image: bytes, kind: str, channels: int, name: str) -> np.ndarray:
+    with images.open_with_pillow(image, kind) as opened:
+        pixels = pillow_pixels(opened)
+    return samples.with_channels(samples.to_bytes(pixels, name), channels, name)
+
+
+def pillow_pixels(image: Image.Image) -> np.ndarray:
+    """The pixels of an image of Pillow, upright: (H, W, 3) uint8, or (H, W) of wider types."""
+    upright = ImageOps.exif_transpose(image)
+    # Where there are more than 8 bits, Pillow would clip all values above 255.
+    is_wide = upright.mode.startswith(("I", "F"))
+    return np.asarray(upright if is_wide else upright.convert("RGB"))
+
+
+def train_crop(
+    image: bytes | np.ndarray,
+    config_data: Data,
+    draws: Sequence[float],
+    *,
+    name: str,
+    out: np.ndarray | None = None,
+    label_map: LabelMap | None = None,
+) -> np.ndarray:
+    """A random part of an image, `crops.shape(config_data)` uint8. `config_data.train_crop` says how
+    it is chosen, see `crops.train_part`; 'pad' then puts a border of `pad` zeros around it and cuts
+    a part of the same size out; what 'jitter' does not fill is zero.
+
+    Args:
+      image: as for `decode`.
+      config_data: the section `config.data`.
+      draws: `crops.DRAWS` numbers, random in [0, 1), which decide.
+      name: what to call the image in errors.
+      out: where to put the result, if it has a place already.
+      label_map: of the image, of which the same part is cut.
+
+    Raises:
+      BadImage: see `decode`; or the label map does not fit the image.
+    """
+    out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
+
+    def place_of(height: int, width: int) -> Place:
+        part = crops.train_part(height, width, config_data, draws)
+        return part, crops.filled(height, width, config_data, draws)
+
+    _cut(image, name, place_of, config_data, out, label_map)
+    if config_data.train_crop == "pad":
+        _move(out, config_data.pad, draws, 0)
+        if label_map is not None:
+            _move(label_map.out, config_data.pad, draws, IGNORED)
+    return out
+
+
+def _move(pixels: np.ndarray, pad: int, draws: Sequence[float], border: int) -> None:
+    """Cuts a part of the same size out of `pixels` (H, W, …) with a border around it, in place."""
+    edges = [(pad, pad), (pad, pad)] + [(0, 0)] * (pixels.ndim - 2)
+    padded = np.pad(pixels, edges, constant_values=border)
+    top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
+    pixels[:] = padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
+
+
+def eval_crop(
+    image: bytes | np.ndarray,
+    config_data: Data,
+    *,
+    name: str,
+    out: np.ndarray | None = None,
+    label_map: LabelMap | None = None,
+) -> np.ndarray:
+    """The part of an image that is evaluated, `crops.shape(config_data)` uint8.
+    `config_data.eval_crop` says how it is chosen, see `crops.eval_part`.
+
+    Arguments and errors are those of `train_crop`.
+    """
+    out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
+    whole = out.shape[:2]
+    place_of = lambda h, w: (crops.eval_part(h, w, config_data), whole)  # noqa: E731
+    _cut(image, name, place_of, config_data, out, label_map)
+    return out
+
+
+def _cut(
+    image: bytes | np.ndarray,
+    name: str,
+    place_of: Callable[[int, int], Place],
+    config_data: Data,
+    out: np.ndarray,
+    label_map: LabelMap | None = None,
+) -> None:
+    """Puts the part that `place_of` chooses for a height and a width into `out` (H, W, C), and of a label
+    map into its own place.
+    """
+
+    def part_of(height: int, width: int) -> Part:
+        nonlocal out
+        part, (rows, columns) = place_of(height, width)
+        if label_map is not None:
+            size, most = (height, width), config_data.max_pixels
+            label_map.cut(part, (rows, columns), size, name=name, max_pixels=most)
+        if (rows, columns) != out.shape[:2]:
+            out[:] = 0
+            out = out[:rows, :columns]
+        return part
+
+    channels, interpolation = out.shape[2], config_data.interpolation
+    if isinstance(image, np.ndarray):
+        pixels = decode(image, name=name, channels=channels)
+        part = part_of(*pixels.shape[:2])
+        resize.cut_pixels(pixels, part, out, interpolation)
+        return
+    head = images.check_image(image, name, config_data.max_pixels)
+    with decoding(name):
+        if head.kind == images.JPEG and channels in (1, 3):
+            part = part_of(*head.details.upright)
+            scale = resize.jpeg_scale(part, *out.shape[:2], interpolation)
+            scale = jpeg.scale_of(image, head.details, scale) if scale > 1 else 1
+            if scale > 1:
+                pixels = jpeg.decode(image, head.details, scale, channels)
+                if pixels is not None:
+                    resize.cut_pixels(pixels, resize.scaled(part, scale), out, interpolation)
+                    return
+            pixels = _decode(image, head, channels, name)
+        else:
+            pixels = _decode(image, head, channels, name)
+            part = part_of(*pixels.shape[:2])
+        resize.cut_pixels(pixels, part, out, interpolation)

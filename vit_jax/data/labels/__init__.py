@@ -1,0 +1,1 @@
+"""What labels are: classes and their names, masks, segments."""

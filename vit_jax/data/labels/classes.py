@@ -1,0 +1,87 @@
+"""Classes matched by name: the labels of a data set in the numbering of another, or of a model."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from absl import logging
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.labels import imagenet
+from vit_jax.data.record import Record, Source, read_records
+
+_WORDNET = re.compile(r"n\d{8}")
+_NAMED = 5  # classes in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Relabelled:
+    """A source whose labels are renumbered: `numbers[old]` is the new one."""
+
+    source: Source
+    classes: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def multi_label(self) -> bool:
+        """As in the source."""
+        return self.source.multi_label
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Record:
+        return self._relabelled(self.source[index])
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        return [self._relabelled(record) for record in read_records(self.source, indices)]
+
+    def _relabelled(self, record: Record) -> Record:
+        label = record.label
+        several = isinstance(label, tuple)
+        new = tuple(self.numbers[one] for one in label) if several else self.numbers[label]
+        return dataclasses.replace(record, label=new)
+
+
+def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
+    """The source with labels that number `classes`, which are matched by name. The source may have
+    only some of them.
+
+    Where the model's are ImageNet's, the source may name them by WordNet ids, all or some of them.
+    Where the classes of one side are mere numbers, or WordNet's ids in their order, which is the order
+    of ImageNet's classes, they are taken in order, with a warning.
+
+    Raises:
+      ConfigError: the source has no labels, or a class that is not among them.
+    """
+    if source.classes == classes:
+        return source
+    if not source.classes:
+        raise ConfigError("the examples to evaluate on have no labels")
+    number = {name: i for i, name in enumerate(classes)}
+    if imagenet.are_classes_of(classes):
+        by_id = enumerate(imagenet.classes().items())
+        number = {key: i for i, pair in by_id for key in pair} | number
+    unknown = [name for name in source.classes if name not in number]
+    if not unknown:
+        return Relabelled(source, classes, tuple(number[name] for name in source.classes))
+    if len(source.classes) == len(classes) and (_numbered(classes) or _numbered(source.classes)):
+        logging.warning(
+            "the %d classes of the model and of the data have other names, and one side only has "
+            "numbers or WordNet's ids: they are taken in their order", len(classes),
+        )  # fmt: skip
+        return Relabelled(source, classes, tuple(range(len(classes))))
+    others = " and others" if len(unknown) > _NAMED else ""
+    more = ", …" if len(classes) > _NAMED else ""
+    raise ConfigError(
+        f"the data has {len(source.classes)} classes, the model {len(classes)}, and they are not the "
+        f"same: the model knows no {', '.join(map(repr, unknown[:_NAMED]))}{others}; it knows "
+        f"{', '.join(map(repr, classes[:_NAMED]))}{more}. Classes are matched by name: rename those of "
+        "the data, or give the data a classes.txt"
+    )
+
+
+def _numbered(classes: tuple[str, ...]) -> bool:
+    ids = all(_WORDNET.fullmatch(name) for name in classes) and list(classes) == sorted(classes)
+    return ids or classes == tuple(map(str, range(len(classes))))

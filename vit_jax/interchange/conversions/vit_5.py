@@ -1,0 +1,101 @@
+"""ViT-5 (arXiv 2602.08071) with the names of its authors' code, wangf3014/ViT-5: timm's names of ViTs, and
+in each block the frequencies of the rotations of patches and of registers.
+
+That code has the registers behind the patches, ours before them, which changes no result. What no
+tensor contains: the grid that the rotations were trained on, which is taken to be that of the table of
+positions; set `rope_grid` where a table was interpolated afterwards.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange.conversions import contract, vit_options, vit_timm
+from vit_jax.interchange.conversions.rules import Constant, Rule
+from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
+
+_PATCHES, _REGISTERS = "blocks.{layer}.attn.rope.freqs", "blocks.{layer}.attn.rope_reg.freqs"
+# What all of its networks have.
+_STRUCTURE = {
+    "position": "learned", "position_at": "auto", "position_of_class": False, "position_of_registers": False,
+    "rope": "axial", "rope_offset": 0.0, "norm": "rms", "norm_after": False, "qk_norm": True, "qkv_bias": False,
+    "projection_bias": True, "layer_scale": "all", "gated_mlp": False, "attention_inner_norm": False,
+    "mlp_inner_norm": False, "patch_bias": True, "patch_norm": False, "pre_norm": False, "pool": "token",
+    "last_norm": "tokens", "representation": 0, "distilled": False, "parallel": False, "weighted_layers": False,
+    "crop_to_patches": False,
+}  # fmt: skip
+
+
+class Authors(vit_timm.Timm):
+    """wangf3014/ViT-5."""
+
+    conventions = {"activation": "gelu", "epsilon": 1e-6}
+
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
+        frequencies = shapes.get(_PATCHES.format(layer=0))
+        if frequencies is None:
+            return None
+        options = vit_options.from_tensors(shapes)
+        rows, pixels = shapes["pos_embed"][1], options["patch"]
+        if options["width"] % (4 * frequencies[0]):
+            raise CheckpointError(
+                f"{_PATCHES.format(layer=0)} has {frequencies[0]} frequencies, for heads of {4 * frequencies[0]} "
+                f"channels, which do not divide the width {options['width']}"
+            )
+        grid, _ = contract.patch_grid(rows, (0,), pixels, metadata)
+        rotated = _REGISTERS.format(layer=0) in shapes
+        options |= _STRUCTURE | {
+            **vit_timm.image_options(grid, pixels, metadata),
+            "heads": options["width"] // (4 * frequencies[0]),
+            "rope_theta": 10_000.0,
+            "rope_grid": grid,
+            "rope_registers": 100.0 if rotated else 0.0,
+            **{name: options[name] for name in ("qkv_bias", "qk_norm", "layer_scale")},
+            **self.conventions,
+        }
+        assumed = ("rope_grid", *self.conventions)
+        return contract.DetectedModel(options, self.layout(None), assumed=assumed)
+
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+        places = [(_PATCHES, "rope_theta")]
+        places += [(_REGISTERS, "rope_registers")] if config.rope_registers else []
+        size = config.width // config.heads // 4
+        return super().rules(config, layout) + [
+            Constant(
+                name.format(layer=layer),
+                (getattr(config, option) ** (-np.arange(size) / size)).astype(np.float32),
+                option,
+            )
+            for layer in range(config.depth)
+            for name, option in places
+        ]
+
+    def layout(self, config: PublishedViTConfig | None) -> dict[str, Any]:
+        return {"layer_scale": "gamma", "qkv": "fused", "mlp": "", "rope_columns_first": False}
+
+    def refusal(self, config: PublishedViTConfig) -> str:
+        other = {n: getattr(config, n) for n, v in _STRUCTURE.items() if getattr(config, n) != v}
+        if bool(config.registers) != bool(config.rope_registers):
+            other["rope_registers"] = config.rope_registers
+        listed = ", ".join(f"{name}={value!r}" for name, value in other.items())
+        return (
+            f"of ViTs the authors' format has ViT-5 alone, and this model has {listed}"
+            if other
+            else ""
+        )
+
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
+        """As it is: `refusal` lets nothing else pass."""
+        return config, params
+
+    def preprocessing(self, config: PublishedViTConfig) -> Preprocessing:
+        """That of DeiT-III, which it builds on: the smaller side fits the image exactly."""
+        side = min(config.height_width)
+        return torchvision_crop(config.image_size, side)

@@ -1,0 +1,129 @@
+"""ViT and DeiT of Hugging Face `transformers`, and, through `vit_towers`, its other ViTs. Classes of theirs
+and what they are here:
+
+- ViTForImageClassification: class token, linear head.
+- ViTModel: no head; the pooler, where there is one, is our `representation` (both are a tanh layer).
+- DeiTForImageClassificationWithTeacher: `distilled`.
+- DeiTForImageClassification, DeiTModel: `distilled`, but without `distillation_head`: the token is not read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange.conversions import pytorch, vit_config_json, vit_new_towers, vit_towers
+from vit_jax.interchange.conversions.contract import DetectedModel, HuggingFaceConversion, Shapes
+from vit_jax.interchange.conversions.rules import Rule
+from vit_jax.interchange.conversions.vit_flax import (
+    refusal_everywhere,
+    with_class_row,
+    with_learned_position,
+)
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
+
+
+class HuggingFace(HuggingFaceConversion):
+    """ViT and DeiT; the layout of others has a `kind`."""
+
+    model_types = ("vit", "deit", *vit_towers.DEFAULTS)
+    renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
+
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+        if metadata.get("model_type") not in self.model_types:
+            return None
+        if metadata["model_type"] in vit_towers.DEFAULTS:
+            return vit_towers.recognise(shapes, metadata)
+        # transformers 5 has other names in its code; in files it reads and writes these.
+        prefix = next((p for p in ("vit.", "deit.") if any(n.startswith(p) for n in shapes)), "")
+        value = vit_config_json.USUAL | {"pooler_act": "tanh"} | dict(metadata)
+        if not value["qkv_bias"]:
+            raise CheckpointError(f"qkv_bias = {value['qkv_bias']} is not supported")
+        pooler = shapes.get(f"{prefix}pooler.dense.bias")
+        if pooler is not None and value["pooler_act"] != "tanh":
+            raise CheckpointError(f"pooler_act {value['pooler_act']!r} is not supported")
+        heads = [name for name in ("classifier.bias", "cls_classifier.bias") if name in shapes]
+        distilled = f"{prefix}embeddings.distillation_token" in shapes
+        options = vit_config_json.options(value) | {
+            "num_classes": shapes[heads[0]][0] if heads else 0,
+            "representation": 0 if pooler is None else pooler[0],
+            "distilled": distilled,
+            "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
+        }
+        return DetectedModel(options, {"prefix": prefix}, assumed=vit_config_json.assumed(metadata))
+
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
+        """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
+        if "kind" in layout:
+            return vit_towers.rules(config, layout)
+        prefix = layout["prefix"]
+        ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
+        attention = f"{theirs}.attention.attention"
+        qkv = tuple(f"{attention}.{name}" for name in ("query", "key", "value"))
+        head = "cls_classifier" if config.two_heads else "classifier"
+        return [
+            Rule("class_token", f"{prefix}embeddings.cls_token"),
+            Rule("distillation_token", f"{prefix}embeddings.distillation_token"),
+            Rule("position", f"{prefix}embeddings.position_embeddings"),
+            pytorch.convolution("embedding", f"{prefix}embeddings.patch_embeddings.projection"),
+            Rule("embedding/bias", f"{prefix}embeddings.patch_embeddings.projection.bias"),
+            *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.layernorm_before"),
+            *pytorch.attention(
+                f"{ours}/attention",
+                qkv,
+                f"{theirs}.attention.output.dense",
+                config.width,
+                config.heads,
+            ),
+            *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.layernorm_after"),
+            *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.intermediate.dense"),
+            *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.output.dense"),
+            *pytorch.norm("encoder/norm", f"{prefix}layernorm"),
+            *pytorch.linear("representation", f"{prefix}pooler.dense"),
+            *pytorch.linear("head", head),
+            *pytorch.linear("head_distilled", "distillation_classifier"),
+        ]
+
+    def layout(self, config: PublishedViTConfig) -> dict:
+        if kind := vit_new_towers.kind_of(config):
+            return vit_new_towers.layout(config, kind)
+        return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
+
+    def refusal(self, config: PublishedViTConfig) -> str:
+        if kind := vit_new_towers.kind_of(config):
+            return vit_new_towers.refusal(config, kind)
+        lacks = {
+            f"pool={config.pool!r}": config.pool != "token",
+            "registers": config.registers,
+            "qk_norm": config.qk_norm,
+            "tanh layer before a head": config.representation and config.num_classes,
+            "tanh layer of another size than the width": config.representation
+            not in (0, config.width),
+            "distillation_head without classes": config.two_heads and not config.num_classes,
+        }
+        found = [name for name, there in lacks.items() if there]
+        if found:
+            return f"transformers' ViT and DeiT have no {', no '.join(found)}"
+        return refusal_everywhere(config)
+
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
+        """Positions are learned, and the class token has one."""
+        if kind := vit_new_towers.kind_of(config):
+            return vit_new_towers.expressed(config, params, kind)
+        return with_class_row(*with_learned_position(config, params))
+
+    def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
+        if "kind" in layout:  # The file's own value stays.
+            return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
+        kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
+        task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
+        return vit_config_json.config_fields(config) | {
+            "architectures": [f"{kind}{task}"],
+            "model_type": _model_type(config),
+            "intermediate_size": config.mlp_dim,
+        }
+
+
+def _model_type(config: PublishedViTConfig) -> str:
+    return "deit" if config.distilled else "vit"

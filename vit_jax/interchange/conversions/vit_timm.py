@@ -1,0 +1,370 @@
+"""ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …) and its Eva (also DINOv3,
+Perception Encoders, …). What their arguments say is in `vit_arguments`, what tensors and names in
+`vit_options`; here is which tensor is which parameter.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.base import sizes
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange.conversions import contract, pytorch, vit_arguments, vit_options
+from vit_jax.interchange.conversions.rules import SAME, Rule, reordered
+from vit_jax.interchange.conversions.vit_flax import with_learned_position, without_class_row
+from vit_jax.models import published
+from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
+
+_POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
+_ROPES = {ours: theirs for theirs, ours in vit_arguments.ROPES.items()}
+# Layers and the epsilon of norms are no JSON: architectures that have them, by class, norm, its epsilon, whether
+# blocks norm what they give, and the MLP's names (see `Timm.layout`).
+_BASES = {
+    ("vit", "layer", 1e-6, False, ""): "vit_base_patch16_224",
+    ("vit", "layer", 1e-5, False, ""): "vit_base_patch16_clip_224",
+    ("vit", "layer", 1e-6, False, "packed"): "vit_giant_patch14_dinov2",
+    ("vit", "rms", 1e-5, False, "separate"): "aimv2_large_patch14_224",
+    ("vit", "layer", 1e-6, True, ""): "vit_base_patch16_rpn_224",
+    ("eva", "layer", 1e-6, False): "eva_giant_patch14_224",
+    ("eva", "layer", 1e-5, False): "vit_pe_core_base_patch16_224",
+    ("eva", "rms", 1e-6, False): "vit_base_patch16_sapiens2",
+    ("eva", "layer", 1e-6, True): "eva02_enormous_patch14_clip_224",
+}
+
+
+class Timm(contract.TimmConversion):
+    """VisionTransformer and Eva."""
+
+    file_conventions = {"activation": "gelu", "epsilon": 1e-6}
+    # The names of DINOv2's and DINOv3's own code, which while training cuts the blocks into chunks.
+    renamed = (
+        (r"^(register|storage)_tokens$", "reg_token"),
+        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
+        (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
+        (r"^(blocks\.\d+\.mlp)\.w1\.", r"\1.fc1_g."),
+        (r"^(blocks\.\d+\.mlp)\.w2\.", r"\1.fc1_x."),
+        (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
+    )
+
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
+        names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
+        backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
+        if backbone or not any(name in shapes for name in names):
+            return None
+        return recognise(shapes, metadata)
+
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
+        """See `Conversion`, and `layout`."""
+        ours, theirs = "encoder/layers", "blocks.{layer}"
+        attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
+        qkv = (f"{attention}.qkv",)
+        biases = (f"{attention}.q_bias", f"{attention}.v_bias")
+        if layout.get("qkv") == "separate":
+            qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
+            biases = (f"{qkv[0]}.bias", f"{qkv[2]}.bias")
+        size = config.width // config.heads
+        channels = None
+        if config.rope in ("axial", "mixed"):
+            first = layout.get("rope_columns_first", False)
+            channels = pytorch.rotary_channels(size, columns_first=first)
+        of_head = SAME if channels is None else reordered(0, channels)
+        up = pytorch.linear(f"{ours}/mlp/up", f"{mlp}.fc1")
+        if config.gated_mlp:
+            separate = layout.get("mlp") == "separate"
+            names = (f"{mlp}.fc1_g", f"{mlp}.fc1_x") if separate else f"{mlp}.fc1"
+            up = pytorch.gated(f"{ours}/mlp/up", names)
+        gamma = layout.get("layer_scale") == "gamma"
+        scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
+        pool = "attn_pool"
+        return [
+            pytorch.convolution("embedding", "patch_embed.proj"),
+            Rule("embedding/bias", "patch_embed.proj.bias"),
+            *pytorch.norm("patch_norm", "patch_embed.norm"),
+            Rule("class_token", "cls_token"),
+            Rule("distillation_token", "dist_token"),
+            Rule("registers", "reg_token"),
+            Rule("position", "pos_embed"),
+            Rule("rope", "rope.freqs"),
+            *pytorch.norm("pre_norm", "norm_pre"),
+            *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
+            *pytorch.attention(
+                f"{ours}/attention",
+                qkv,
+                f"{attention}.proj",
+                config.width,
+                config.heads,
+                query_value_biases=None if config.key_bias else biases,
+                channels=channels,
+            ),
+            *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm", 0, of_head),
+            *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm", 0, of_head),
+            *pytorch.norm(f"{ours}/attention/inner_norm", f"{attention}.norm"),
+            Rule(f"{ours}/attention_scale/scale", scales[0]),
+            *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2"),
+            *up,
+            *pytorch.norm(f"{ours}/mlp/norm", f"{mlp}.norm"),
+            *pytorch.linear(f"{ours}/mlp/down", f"{mlp}.fc2"),
+            Rule(f"{ours}/mlp_scale/scale", scales[1]),
+            *pytorch.norm("encoder/norm", "norm"),
+            Rule("pool/probe", f"{pool}.latent"),
+            *pytorch.attention(
+                "pool/attention",
+                (f"{pool}.q", f"{pool}.kv"),
+                f"{pool}.proj",
+                config.width,
+                config.pool_heads,
+            ),
+            *pytorch.norm("pool/norm", f"{pool}.norm"),
+            *pytorch.mlp("pool/mlp", f"{pool}.mlp"),
+            *pytorch.norm("pool_norm", "fc_norm"),
+            # Before its version 0.8, for ImageNet-21k.
+            *pytorch.linear("representation", "pre_logits.fc"),
+            *pytorch.linear("head", "head"),
+            *pytorch.linear("head_distilled", "head_dist"),
+        ]
+
+    def layout(self, config: PublishedViTConfig) -> dict[str, Any]:
+        """Names that differ: `layer_scale` is 'gamma' in Eva; `mlp` with a gate is 'packed' in one layer or in
+        'separate' ones; `qkv` may be 'separate' too; `rope_columns_first`, see `rotary_channels`.
+        """
+        eva = _is_eva(config)
+        packed = eva and not config.mlp_inner_norm
+        return {
+            "layer_scale": "gamma" if eva else "ls",
+            "qkv": "fused",
+            "mlp": ("packed" if packed else "separate") if config.gated_mlp else "",
+            "rope_columns_first": False,
+        }
+
+    def refusal(self, config: PublishedViTConfig) -> str:
+        if config.distilled and (not config.distillation_head or config.registers):
+            return "timm's distilled models read both tokens and have no registers"
+        if config.epsilon not in (1e-6, 1e-5):
+            return (
+                f"timm computes with epsilon = 1e-06 or 1e-05, this model with {config.epsilon!r}. To accept the "
+                "other numbers, pass --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
+            )
+        if config.pool not in _POOLS:
+            return f"timm has no pooling {config.pool!r}"
+        if config.rope_registers:
+            return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
+        if config.parallel or (config.norm == "layer" and not config.norm_bias):
+            return "timm has no parallel blocks with such tensors, nor layer norms without biases"
+        if config.weighted_layers:
+            return "the format has no weighted_layers=True"
+        if config.position_place not in ("", "stem"):
+            return (
+                f"the format has no {config.position} positions in layers (position_at="
+                f"{config.position_at}), only at the stem"
+            )
+        return ""
+
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
+        """Positions are learned, where there are any beside rotary ones; with registers that have none, the
+        class token has none either.
+        """
+        if config.position == "none" and _is_eva(config):
+            return config, params
+        config, params = with_learned_position(config, params)
+        if config.registers and not config.position_of_registers:
+            return without_class_row(config, params)
+        return config, params
+
+    def preprocessing(self, config: PublishedViTConfig) -> Preprocessing | None:
+        """A plain ViT's may be Google's or DeiT's."""
+        if not config.distilled:
+            return None
+        side = math.floor(min(config.height_width) / 0.9)
+        return torchvision_crop(config.image_size, side)
+
+    def architecture(
+        self, config: PublishedViTConfig, layout: Mapping[str, Any]
+    ) -> tuple[str, dict]:
+        return architecture(config, layout, arguments(config, layout))
+
+
+def architecture(
+    config: PublishedViTConfig, layout: Mapping[str, Any], metadata: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """`TimmConversion.architecture` for such arguments."""
+    metadata = metadata | {"patch_size": config.patch}
+    if config.distilled:
+        return "deit_base_distilled_patch16_224", metadata
+    kind = (config.norm, config.epsilon, config.norm_after)
+    eva = _is_eva(config, layout)
+    base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, layout.get("mlp") or ""))
+    unscaled = eva and config.norm == "rms" and config.layer_scale == "none"
+    if base is None or unscaled or (config.patch_norm and "aimv2" not in base):
+        raise CheckpointError(
+            f"timm builds no model with norm={config.norm!r}, epsilon={config.epsilon:g}, norm_after="
+            f"{config.norm_after}, gated_mlp={config.gated_mlp} and patch_norm={config.patch_norm} by a name: write a "
+            ".safetensors file"
+        )
+    return base, metadata
+
+
+def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of timm's VisionTransformer or Eva, except patch size and what is no JSON."""
+    if config.representation:
+        raise CheckpointError(
+            "timm has had no layer before the head since version 0.8: write a .safetensors file"
+        )
+    hidden = config.mlp_dim * (
+        2 if not _is_eva(config, layout) and layout.get("mlp") == "packed" else 1
+    )
+    if config.patch_bias == config.pre_norm:
+        raise CheckpointError(
+            "timm's patch embeddings have a bias just where there is no norm before the blocks: write a "
+            ".safetensors file"
+        )
+    common = {
+        "img_size": timm_size(config.image_size),
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": ratio(hidden, config.width),
+        "class_token": config.has_class_token,
+        "global_pool": _POOLS[config.pool],
+        "qkv_bias": config.qkv_bias,
+        "qk_norm": config.qk_norm,
+        "no_embed_class": not config.prefix,
+    }
+    return common | (_eva_arguments if _is_eva(config, layout) else _vit_arguments)(config, layout)
+
+
+def _vit_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "init_values": config.layer_scale_init if config.layer_scale != "none" else 0,
+        "fc_norm": config.last_norm == "pooled",
+        "final_norm": config.last_norm != "none",
+        "reg_tokens": config.registers,
+        "pre_norm": config.pre_norm,
+        "proj_bias": config.projection_bias,
+        "scale_attn_norm": config.attention_inner_norm,
+        "scale_mlp_norm": config.mlp_inner_norm,
+        "pool_include_prefix": config.pool_prefix,
+        "act_layer": config.activation,
+    }
+
+
+def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
+    if config.activation != ("silu" if config.gated_mlp else "gelu") or not config.projection_bias:
+        raise CheckpointError(
+            "timm's Eva has the activation gelu, or with a gate silu, and biases: write a .safetensors file"
+        )
+    if config.placed_tokens and config.pool_prefix != (config.pool == "map"):
+        raise CheckpointError(
+            "timm's Eva pools the class token by attention, and leaves it out of a mean: write a .safetensors file"
+        )
+    rope = config.rope != "none"
+    columns = config.rope == "mixed" or layout.get("rope_columns_first")
+    scaled = {} if config.layer_scale == "none" else {"init_values": config.layer_scale_init}
+    return scaled | {
+        "num_reg_tokens": config.registers,
+        "qkv_fused": layout.get("qkv") != "separate",
+        "attn_type": "rope" if config.key_bias and config.qkv_bias else "eva",
+        "swiglu_mlp": config.gated_mlp,
+        "swiglu_align_to": int(layout.get("mlp") == "separate"),
+        "scale_mlp": config.mlp_inner_norm,
+        "scale_attn_inner": config.attention_inner_norm,
+        "attn_only_layer_scale": config.layer_scale == "attention",
+        "use_abs_pos_emb": config.position != "none",
+        "use_rot_pos_emb": rope,
+        "rope_type": _ROPES.get(config.rope, "cat"),
+        "rope_temperature": config.rope_theta,
+        "rope_grid_offset": config.rope_offset,
+        "rope_grid_indexing": "xy" if columns else "ij",
+        "rope_rotate_half": config.rope == "centred",
+        "ref_feat_shape": list(config.rope_grid or config.grid),
+        "use_pre_transformer_norm": config.pre_norm,
+        "use_post_transformer_norm": config.last_norm == "tokens",
+        "use_fc_norm": config.last_norm == "pooled",
+        "use_post_norm": config.norm_after,
+        "attn_pool_num_heads": config.pool_heads,
+        "attn_pool_mlp_ratio": ratio(config.pool_mlp_dim, config.width),
+        "num_kv_heads": config.heads,
+    }
+
+
+def recognise(
+    shapes: contract.Shapes, metadata: Mapping[str, Any], stride: int = 1
+) -> contract.DetectedModel:
+    """A ViT whose patches are counted in `stride` pixels."""
+    has_class = "cls_token" in shapes
+    known_options = vit_options.from_tensors(shapes)
+    found, left, assumed = vit_options.settled(known_options, shapes, metadata)
+    columns_first = found.pop("rope_columns_first", False)
+    options = known_options | found | {"keep_class_token": has_class}
+    pixels, placed = known_options["patch"] * stride, has_class + known_options["distilled"]
+    known = published.preprocessing(metadata.get("architecture", ""), metadata.get("tag", ""))
+    metadata = ({"image_size": known.image_size} if known else {}) | dict(metadata)
+    if "pos_embed" in shapes:
+        prefixes = dict.fromkeys((placed + known_options["registers"], placed, 0))
+        grid, prefix = contract.patch_grid(shapes["pos_embed"][1], prefixes, pixels, metadata)
+        options |= {
+            **image_options(grid, pixels, metadata),
+            "position_of_class": bool(prefix),
+            "position_of_registers": prefix > placed,
+        }
+    else:
+        size = metadata.get("image_size") or metadata.get("wanted_size")
+        if not size:
+            raise CheckpointError(
+                "there is no table of positions, and nothing says the size of the images: set it when it is "
+                "loaded or converted, such as image_size=224 (--model=image_size=224)"
+            )
+        options["image_size"] = size
+    attention = "blocks.0.attn"
+    separate = "blocks.0.mlp.fc1_g.weight" in shapes
+    layout = {
+        "layer_scale": "gamma" if "blocks.0.gamma_1" in shapes else "ls",
+        "qkv": "separate" if f"{attention}.q_proj.weight" in shapes else "fused",
+        "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
+        "rope_columns_first": columns_first,
+    }
+    return contract.DetectedModel(options, layout, left, assumed=assumed)
+
+
+def image_options(
+    grid: tuple[int, int], pixels: int, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The size of images of such a grid, and whether the patches leave a rest of images of the given size."""
+    size = metadata.get("image_size")
+    if size and tuple(side // pixels for side in sizes.height_width(size)) == grid:
+        rest = size != contract.image_size(grid, pixels)
+        return {"image_size": size} | ({"crop_to_patches": True} if rest else {})
+    return {"image_size": contract.image_size(grid, pixels)}
+
+
+def activation(metadata: Mapping[str, Any]) -> str:
+    """What a folder's config.json says, or timm's usual one."""
+    name = metadata.get("act_layer", "gelu")
+    if name not in vit_arguments.ACTIVATIONS:
+        raise CheckpointError(
+            f"the activation {name!r} is not supported; {', '.join(vit_arguments.ACTIVATIONS)} are"
+        )
+    return vit_arguments.ACTIVATIONS[name]
+
+
+def _is_eva(config: PublishedViTConfig, layout: Mapping[str, Any] | None = None) -> bool:
+    """Whether it is timm's Eva that can compute a model."""
+    if layout and (layout.get("layer_scale") == "gamma" or layout.get("qkv") == "separate"):
+        return True
+    only_there = config.map_heads or config.map_mlp_dim or config.layer_scale == "attention"
+    return bool(config.rope != "none" or not config.key_bias or only_there)
+
+
+def timm_size(size: sizes.Size) -> int | list[int]:
+    """An image size as timm has it in JSON."""
+    return size if isinstance(size, int) else list(size)
+
+
+def ratio(hidden: int, width: int) -> float:
+    """The factor that timm multiplies `width` with and rounds down, to get `hidden`."""
+    factor = hidden / width
+    return factor if int(width * factor) == hidden else math.nextafter(factor, math.inf)

@@ -1,0 +1,299 @@
+"""Hugging Face's networks that are ViTs under other names: DINOv2 with and without registers, DINOv3,
+MAE's encoder, and the image towers of CLIP, SigLIP and SigLIP 2 (NaFlex at its own number of patches).
+
+Left out are what only pre-training needs, text towers, and CLIP's `visual_projection`, which has no
+bias. Files are written again as they were read; new ones are in `vit_new_towers`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange.conversions import pytorch, vit_config_json
+from vit_jax.interchange.conversions.contract import DetectedModel, Shapes
+from vit_jax.interchange.conversions.rules import (
+    Constant,
+    Rule,
+    Transform,
+    chain,
+    reshaped,
+    transposed,
+)
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
+
+Fields = dict[str, Any]
+
+_DINOV2 = {"mlp_ratio": 4, "patch_size": 14, "use_swiglu_ffn": False}
+_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "vision_use_head": True}
+_CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32}
+# What transformers takes where config.json says nothing, by its `model_type`.
+DEFAULTS: dict[str, Fields] = {
+    "dinov2": _DINOV2,
+    "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
+    "dinov3_vit": {
+        "hidden_size": 384,
+        "intermediate_size": 1536,
+        "num_attention_heads": 6,
+        "layer_norm_eps": 1e-5,
+        "rope_theta": 100.0,
+        "query_bias": True,
+        "key_bias": False,
+        "value_bias": True,
+        "proj_bias": True,
+        "mlp_bias": True,
+        "use_gated_mlp": False,
+        "num_register_tokens": 0,
+    },
+    "vit_mae": {"layer_norm_eps": 1e-12},
+    "siglip": _SIGLIP,
+    "siglip_vision_model": _SIGLIP,
+    "siglip2": _SIGLIP | {"num_patches": 256},
+    "siglip2_vision_model": _SIGLIP | {"num_patches": 256},
+    "clip": _CLIP,
+    "clip_vision_model": _CLIP,
+}
+_PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
+# Not part of the network, beside what is listed where it is recognised.
+_BESIDE = (
+    r"(.*\.)?mask_token", r"decoder\..*", r"text_model\..*", "logit_(scale|bias)",
+    r"(text|visual)_projection\.weight", r".*\.position_ids", r".*rope_embeddings\..*",
+)  # fmt: skip
+
+
+def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
+    """See `Conversion`; of a `model_type` in `DEFAULTS`."""
+    kind = metadata["model_type"]
+    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(metadata)
+    nested = {**metadata.get("vision_config", {}), **(metadata.get("vision_config_dict") or {})}
+    value |= nested
+    names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
+    found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
+    if not found:
+        raise KeyError("embeddings.patch_embedding.weight")
+    layout = {"kind": kind.removesuffix("_vision_model"), "prefix": found[0]}
+    options = vit_config_json.options(value) | {"num_classes": 0}
+    beside = {
+        "dinov2": _dinov2,
+        "dinov2_with_registers": _dinov2,
+        "dinov3_vit": _dinov3,
+        "siglip": _siglip,
+        "siglip2": _siglip,
+        "clip": _clip,
+    }.get(layout["kind"], _plain)
+    more, left_out = beside(shapes, value, found[0])
+    if not more.get("registers"):  # DINOv3 keeps a table of none.
+        left_out = (*left_out, r"(.*\.)?register_tokens")
+    # NaFlex has a number of patches in place of a size.
+    sized = {"image_size"} if "num_patches" in value else set()
+    assumed = vit_config_json.assumed(
+        {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
+    )
+    return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
+
+
+def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+    return {"qkv_bias": value["qkv_bias"]}, ()
+
+
+def _dinov2(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+    hidden = int(value["hidden_size"] * value["mlp_ratio"])
+    options = {"layer_scale": "all", "qkv_bias": value["qkv_bias"], "mlp_dim": hidden}
+    if value["use_swiglu_ffn"]:
+        options |= {"gated_mlp": True, "activation": "silu", "mlp_dim": gated_size(hidden)}
+    if "classifier.bias" in shapes:
+        options |= {"pool": "token_mean", "num_classes": shapes["classifier.bias"][0]}
+    return options | {"registers": value.get("num_register_tokens", 0)}, ()
+
+
+def _dinov3(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+    biases = tuple(bool(value[f"{name}_bias"]) for name in ("query", "key", "value"))
+    known = {(True, True, True), (True, False, True), (False, False, False)}
+    if biases not in known or value["proj_bias"] != value["mlp_bias"]:
+        raise CheckpointError(f"biases of queries, keys, values {biases} are not supported")
+    options = {
+        "position": "none",
+        "rope": "centred",
+        "rope_theta": float(value["rope_theta"]),
+        "registers": value["num_register_tokens"],
+        "layer_scale": "all",
+        "qkv_bias": biases[0],
+        "key_bias": biases[1] or not biases[0],
+        "projection_bias": value["proj_bias"],
+        "gated_mlp": value["use_gated_mlp"],
+    }
+    return options, (r"classifier\..*",)
+
+
+def _siglip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+    options: Fields = {"pool": "map"}
+    if "classifier.weight" in shapes or f"{prefix}head.probe" not in shapes:
+        options = {"pool": "mean", "num_classes": shapes.get("classifier.bias", (0,))[0]}
+    if "num_patches" in value:
+        (patch,) = {value["patch_size"]}
+        options["image_size"] = math.isqrt(value["num_patches"]) * patch
+    return options, () if options["pool"] == "map" else (r"(.*\.)?head\..*",)
+
+
+def _clip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+    options = {"pre_norm": True, "patch_bias": False, "last_norm": "pooled"}
+    if "classifier.weight" not in shapes:
+        return options, ()
+    classes = shapes["classifier.bias"][0]
+    options |= {"pool": "mean", "keep_class_token": True, "last_norm": "none"}
+    return options | {"num_classes": classes}, (r"(.*\.)?post_layernorm\..*",)
+
+
+def gated_size(hidden: int) -> int:
+    """The hidden size of DINOv2's gated MLPs, from that of others."""
+    return (int(hidden * 2 / 3) + 7) // 8 * 8
+
+
+def rules(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+    """See `Conversion`."""
+    kind, at = layout["kind"], layout["prefix"]
+    own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
+    own |= {"siglip": _rules_clip, "siglip2": _rules_clip}
+    idle = kind == "clip" and config.last_norm == "none"
+    return [
+        *own.get(kind, _rules_bert)(config, kind, at),
+        *pytorch.linear("head", "classifier"),
+        *(_idle_norm(f"{at}post_layernorm", config.width) if idle else ()),
+    ]
+
+
+def _idle_norm(theirs: str, width: int) -> list[Constant]:
+    """The last norm of CLIP, which its classifier does not read."""
+    values = {"weight": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
+    return [Constant(f"{theirs}.{name}", value) for name, value in values.items()]
+
+
+def _rules_bert(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
+    """DINOv2's and MAE's names, which continue those of BERT."""
+    theirs, mae = f"{at}encoder.layer.{{layer}}", kind == "vit_mae"
+    attention = f"{theirs}.attention.attention"
+    norms = ("layernorm_before", "layernorm_after") if mae else ("norm1", "norm2")
+    up = f"{theirs}.intermediate.dense" if mae else f"{theirs}.mlp.fc1"
+    down = f"{theirs}.output.dense" if mae else f"{theirs}.mlp.fc2"
+    if config.gated_mlp:
+        down = f"{theirs}.mlp.weights_out"
+    return [
+        Rule("class_token", f"{at}embeddings.cls_token"),
+        Rule("registers", f"{at}embeddings.register_tokens"),
+        Rule("position", f"{at}embeddings.position_embeddings"),
+        pytorch.convolution("embedding", f"{at}embeddings.patch_embeddings.projection"),
+        Rule("embedding/bias", f"{at}embeddings.patch_embeddings.projection.bias"),
+        *_blocks(
+            config,
+            theirs,
+            norms=norms,
+            qkv=tuple(f"{attention}.{name}" for name in ("query", "key", "value")),
+            out=f"{theirs}.attention.output.dense",
+            up=f"{theirs}.mlp.weights_in" if config.gated_mlp else up,
+            down=down,
+        ),
+        *pytorch.norm("encoder/norm", f"{at}layernorm"),
+    ]
+
+
+def _rules_dinov3(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
+    theirs = f"{at}layer.{{layer}}"
+    gate = (f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
+    return [
+        Rule("class_token", f"{at}embeddings.cls_token"),
+        Rule("registers", f"{at}embeddings.register_tokens"),
+        pytorch.convolution("embedding", f"{at}embeddings.patch_embeddings"),
+        Rule("embedding/bias", f"{at}embeddings.patch_embeddings.bias"),
+        *_blocks(
+            config,
+            theirs,
+            norms=("norm1", "norm2"),
+            qkv=tuple(f"{theirs}.attention.{name}_proj" for name in "qkv"),
+            out=f"{theirs}.attention.o_proj",
+            up=gate if config.gated_mlp else gate[1],
+            down=f"{theirs}.mlp.down_proj",
+        ),
+        *pytorch.norm("encoder/norm", f"{at}norm"),
+    ]
+
+
+def _rules_clip(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
+    """CLIP's and SigLIP's names."""
+    theirs, width = f"{at}encoder.layers.{{layer}}", config.width
+    last = "pool_norm" if config.last_norm == "pooled" else "encoder/norm"
+    patches = f"{at}embeddings.patch_embedding"
+    kernel = pytorch.convolution("embedding", patches)
+    if kind == "siglip2":
+        kernel = Rule("embedding/kernel", f"{patches}.weight", _of_patches(config))
+    return [
+        Rule("class_token", f"{at}embeddings.class_embedding", reshaped((1, 1, width), (width,))),
+        Rule(
+            "position",
+            f"{at}embeddings.position_embedding.weight",
+            reshaped((1, -1, width), (-1, width)),
+        ),
+        kernel,
+        Rule("embedding/bias", f"{patches}.bias"),
+        *pytorch.norm("pre_norm", f"{at}pre_layrnorm"),
+        *_blocks(
+            config,
+            theirs,
+            norms=("layer_norm1", "layer_norm2"),
+            qkv=tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv"),
+            out=f"{theirs}.self_attn.out_proj",
+            up=f"{theirs}.mlp.fc1",
+            down=f"{theirs}.mlp.fc2",
+        ),
+        *pytorch.norm(last, f"{at}post_layernorm"),
+        Rule("pool/probe", f"{at}head.probe"),
+        *pytorch.attention(
+            "pool/attention",
+            (f"{at}head.attention.in_proj",),
+            f"{at}head.attention.out_proj",
+            width,
+            config.pool_heads,
+        ),
+        *pytorch.norm("pool/norm", f"{at}head.layernorm"),
+        *pytorch.mlp("pool/mlp", f"{at}head.mlp"),
+    ]
+
+
+def _blocks(
+    config: PublishedViTConfig,
+    theirs: str,
+    *,
+    norms: tuple[str, str],
+    qkv: tuple[str, ...],
+    out: str,
+    up: str | tuple[str, str],
+    down: str,
+) -> list[Rule]:
+    """The rules of a block, from its names."""
+    ours = "encoder/layers"
+    mlp = pytorch.gated if config.gated_mlp else pytorch.linear
+    biases = None if config.key_bias else (f"{qkv[0]}.bias", f"{qkv[2]}.bias")
+    return [
+        *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.{norms[0]}"),
+        *pytorch.attention(
+            f"{ours}/attention",
+            qkv,
+            out,
+            config.width,
+            config.heads,
+            query_value_biases=biases,
+        ),
+        Rule(f"{ours}/attention_scale/scale", f"{theirs}.layer_scale1.lambda1"),
+        *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.{norms[1]}"),
+        *mlp(f"{ours}/mlp/up", up),
+        *pytorch.linear(f"{ours}/mlp/down", down),
+        Rule(f"{ours}/mlp_scale/scale", f"{theirs}.layer_scale2.lambda1"),
+    ]
+
+
+def _of_patches(config: PublishedViTConfig) -> Transform:
+    """From a linear layer's weight (D, P·P·C) to the kernel (P, P, C, D)."""
+    shape = (config.patch, config.patch, config.channels)
+    flat = (math.prod(shape), config.width)
+    return chain(transposed(1, 0), reshaped((*shape, config.width), flat))

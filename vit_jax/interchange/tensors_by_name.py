@@ -1,0 +1,401 @@
+"""Models as named tensors: what all formats but our own do with a family's `Conversion`.
+
+Every family is asked whether a file has its names. Which files there are, and what stands beside
+the tensors, is known to the formats.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import logging
+from etils import epath
+
+from vit_jax.base import patterns, schema, sizes
+from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.base.sizes import Size
+from vit_jax.interchange import safetensors, state_dicts
+from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions import rules, translation
+from vit_jax.interchange.conversions.contract import Conversion, DetectedModel
+from vit_jax.interchange.conversions.table import conversions_of
+from vit_jax.interchange.formats import (
+    LoadedCheckpoint,
+    Preprocessing,
+    ReadOptions,
+    configure,
+    how_to_accept,
+)
+from vit_jax.models import classifier, registry
+from vit_jax.models.registry import Weights
+
+_BESIDE_OPTIONS = ("classes", "preprocessing", "decoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Whose names a file has.
+
+    Attributes:
+      family, conversion: those that recognise the file.
+      recognised: the model.
+      prefix: what stands before all names of the model.
+      tensors: the file's, by their names in the conversion's rules.
+      renamed: those names to the file's own, where they differ.
+    """
+
+    family: registry.Family
+    conversion: Conversion
+    recognised: DetectedModel
+    prefix: str
+    tensors: dict[str, LazyArray]
+    renamed: dict[str, str]
+
+
+def find_family(
+    file: CheckpointFile,
+    format: str,
+    metadata: Mapping[str, Any] | None = None,
+    prefixes: Sequence[str] = ("",),
+) -> Found | None:
+    """The family whose names in a format a file uses, and its model; `None` if no family recognises
+    it.
+
+    Args:
+      metadata: see `Conversion.recognise`.
+      prefixes: what may stand before all names of a model, in the order in which to look.
+
+    Raises:
+      CheckpointError: it seems to be a family's, but lacks something; or the file is damaged.
+    """
+    problems = []
+    for prefix in prefixes:
+        mine = {n.removeprefix(prefix): t for n, t in file.tensors.items() if n.startswith(prefix)}
+        for family in registry.FAMILIES:
+            conversion = conversions_of(family).get(format)
+            if conversion is None:
+                continue
+            canonical = conversion.canonical(mine)
+            tensors = {canonical[name]: tensor for name, tensor in mine.items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            try:
+                recognised = conversion.recognise(shapes, metadata or {})
+            except (KeyError, ValueError) as error:
+                whose = f"a {registry.family_name(family)} model with the names of {format}"
+                lacks = isinstance(error, KeyError)
+                why = f"lacks {error}" if lacks else f"a tensor has other axes ({error})"
+                problems.append(f"looks like {whose}, but {why}")
+                continue
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            if recognised:
+                renamed = {new: old for old, new in canonical.items() if new != old}
+                return Found(family, conversion, recognised, prefix, tensors, renamed)
+    if problems:
+        raise CheckpointError(f"{file.path}: {problems[0]}")
+    return None
+
+
+def is_found(file: CheckpointFile, format: str, **options) -> bool:
+    """Whether `find_family` finds a family's model, or part of one."""
+    try:
+        return find_family(file, format, **options) is not None
+    except CheckpointError:
+        return bool(file.tensors)
+
+
+def read_named(
+    file: CheckpointFile,
+    found: Found,
+    format: str,
+    request: ReadOptions,
+    stated: Mapping[str, Any],
+) -> LoadedCheckpoint:
+    """The model that was found, its tensors unread.
+
+    Args:
+      stated: options that the file says beside its tensors.
+
+    Raises:
+      CheckpointError: a tensor or parameter is left over, missing or of another shape.
+      ConfigError: an override is no option of the family.
+    """
+    recognised, path = found.recognised, file.path
+    fields = {field.name for field in dataclasses.fields(found.family.Config)}
+    options = recognised.options | {n: value for n, value in stated.items() if n in fields}
+    asked, taken = {}, set()
+    for name, left_open in recognised.open.items():
+        if name in stated or name in request.overrides:
+            continue
+        hint = request.hints.get(name)
+        if hint is not None and (not left_open.values or hint in left_open.values):
+            options[name] = hint
+            taken.add(name)
+        elif left_open.ask:
+            asked[name] = left_open.ask
+        elif left_open.doubt:
+            logging.warning("%s does not state %s: %s", path, name, left_open.doubt)
+    if asked:
+        raise CheckpointError(
+            f"{path} does not state these options, and another value gives other results:\n  "
+            + "\n  ".join(asked.values())
+            + f"\nSet them ({_how_to_say(asked, found.family.Config)}), or name the file or its folder as the "
+            "published model is called ('vit_jax models --published'), or put its config.json beside it"
+        )
+    config = configure(found.family.Config, options, request.overrides)
+    tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
+    like = registry.abstract_weights(config)[1]
+    table = found.conversion.rules(config, recognised.layout)
+    known = translation.specs(table, patterns.union(*like))
+    extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
+    left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
+    if left_out:
+        logging.info("%s: skipped, not part of the model: %s", path, ", ".join(left_out))
+    if found.prefix and file.container != "npz":
+        state_dicts.check_beside(file.tensors, found.prefix, path)
+    wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]
+    if wide:
+        logging.info("%s: %d tensors of float64 are rounded to float32", path, len(wide))
+        tensors |= {name: _rounded(tensors[name]) for name in wide}
+    beside = {name: tensors[name] for name in left_out}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
+    if not request.allow_nonfinite:
+        tensors = {
+            name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
+            for name, tensor in tensors.items()
+        }
+    arrays = translation.to_ours(table, tensors, patterns.union(*like), source=path)
+    params, variables = divided(arrays, like)
+    layout = {
+        "format": format,
+        "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if t.dtype != np.float32},
+        "renamed": found.renamed,
+        "constants": translation.constants(table, tensors, source=path),
+    }
+    layout |= recognised.layout
+    preprocessing = found.conversion.preprocessing(config)
+    known = {*stated, *request.overrides, *taken}
+    assumed = dict.fromkeys((*recognised.open, *recognised.assumed))
+    assumed = [n for n in assumed if n not in known and hasattr(config, n)]
+    assumed += ["preprocessing"] if preprocessing else []
+    return LoadedCheckpoint(
+        config, params, None, preprocessing, layout, variables, beside, assumed=tuple(assumed)
+    )
+
+
+def with_preprocessing(
+    checkpoint: LoadedCheckpoint, stated: Preprocessing | None
+) -> LoadedCheckpoint:
+    """The checkpoint, its images prepared as its file or published name states, if it does."""
+    if stated is None:
+        return checkpoint
+    assumed = tuple(name for name in checkpoint.assumed if name != "preprocessing")
+    return dataclasses.replace(checkpoint, preprocessing=stated, assumed=assumed)
+
+
+def _how_to_say(names: Iterable[str], config_class: type) -> str:
+    """Of options, on the command line; what is none, only a name or config.json tells."""
+    known = [name for name in names if name in config_class.__dataclass_fields__]
+    return " ".join(f"--model={name}=…" for name in known)
+
+
+def conversion_of(
+    config: classifier.ClassifierConfig,
+    format: str,
+    path: epath.PathLike,
+    *,
+    as_it_was: bool = False,
+) -> Conversion:
+    """The conversion of a model's family to a format.
+
+    Args:
+      as_it_was: the model was read from such a file, and is written under the same names.
+
+    Raises:
+      CheckpointError: there is none, or the other code would compute the model with other numbers.
+    """
+    family = registry.family_of(config)
+    conversion = conversions_of(family).get(format)
+    if conversion is None:
+        others = list(conversions_of(family)) or ["none but orbax"]
+        raise CheckpointError(
+            f"{path} is not written: the format {format} has no {registry.family_name(family)} models; "
+            f"these have: {', '.join(others)}"
+        )
+    refuse_other_conventions(config, conversion.conventions, format, path)
+    if not as_it_was and (reason := conversion.refusal(config)):
+        raise CheckpointError(f"{path} is not written: {reason}")
+    return conversion
+
+
+def refuse_other_conventions(
+    config: classifier.ClassifierConfig,
+    conventions: Mapping[str, Any],
+    code: str,
+    path: epath.PathLike,
+) -> None:
+    """Raises `CheckpointError` for a model that `code` would compute with other numbers."""
+    for name, value in conventions.items():
+        if getattr(config, name, value) != value:
+            raise CheckpointError(
+                f"{path} is not written: {code} computes with {name} = {value!r}, this model "
+                f"with {getattr(config, name)!r}. " + how_to_accept(name, value)
+            )
+
+
+def expressed(
+    checkpoint: LoadedCheckpoint, conversion: Conversion, format: str
+) -> LoadedCheckpoint:
+    """An equivalent model that a format can express, with the layout of its file: the one that it
+    was read with, if that was of this format.
+    """
+    if checkpoint.layout.get("format") == format:
+        return checkpoint
+    arrays = patterns.union(checkpoint.params, checkpoint.variables)
+    config, arrays = conversion.expressed(checkpoint.model_config, arrays)
+    layout = {"format": format, "dtypes": {}, "renamed": {}, "constants": None}
+    layout |= conversion.layout(config)
+    return dataclasses.replace(
+        checkpoint, model_config=config, params=arrays, variables={}, layout=layout
+    )
+
+
+def arrays(
+    checkpoint: LoadedCheckpoint, conversion: Conversion
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A file's tensors, in the layout of `expressed`.
+
+    Raises:
+      CheckpointError: the format has no place for a parameter; before the first tensor.
+    """
+    layout = checkpoint.layout
+    table = conversion.rules(checkpoint.model_config, layout)
+    named = translation.to_theirs(
+        table,
+        patterns.union(checkpoint.params, checkpoint.variables),
+        dtypes=layout["dtypes"],
+        constants=layout.get("constants"),
+    )
+    renamed, reshaped = layout.get("renamed", {}), layout.get("reshaped", {})
+    return ((renamed.get(n, n), x.reshape(reshaped.get(n, x.shape))) for n, x in named)
+
+
+def write_safetensors(
+    checkpoint: LoadedCheckpoint,
+    conversion: Conversion,
+    path: epath.PathLike,
+    metadata: Mapping[str, str],
+    beside: tuple[Sequence[rules.Rule], dict] = ((), {}),
+) -> None:
+    """Writes a model as a `.safetensors` file, a tensor at a time.
+
+    Args:
+      beside: rules and parameters of what else the file gets.
+
+    Raises:
+      CheckpointError: the format has no place for a parameter, or the file cannot be written.
+    """
+    tensors = itertools.chain(arrays(checkpoint, conversion), translation.to_theirs(*beside))
+    layout, params = checkpoint.layout, patterns.union(checkpoint.params, checkpoint.variables)
+    table = conversion.rules(checkpoint.model_config, layout)
+    specs = translation.specs(
+        table, params, dtypes=layout["dtypes"], constants=layout.get("constants")
+    )
+    renamed = layout.get("renamed", {})
+    specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
+        *beside
+    )
+    safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
+
+
+def finite(name: str, tensor: LazyArray) -> LazyArray:
+    """The tensor, which raises `CheckpointError` when it is read and has NaNs or infinities."""
+
+    def read() -> np.ndarray:
+        array = tensor.read()
+        # No boolean array beside a large one: minimum and maximum are NaN if anything is.
+        if array.size and not np.isfinite([array.min(), array.max()]).all():
+            bad = array.size - np.count_nonzero(np.isfinite(array))
+            raise CheckpointError(
+                f"{name}: {bad} of {array.size} numbers are not finite (NaN or infinity): the file is "
+                "damaged, or its training diverged. To read it all the same, set allow_nonfinite=True"
+            )
+        return array
+
+    return LazyArray(tensor.shape, tensor.dtype, read)
+
+
+def requested_metadata(request: ReadOptions) -> dict[str, Any]:
+    """What the user asked for, as `Conversion.recognise` takes it."""
+    asked_size = image_size_option(request.overrides.get("image_size"))
+    wanted = request.hints.get("image_size")
+    return asked_size | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})
+
+
+def image_size_option(size: Size | str | list[int] | None) -> dict[str, Any]:
+    """`image_size` for `Conversion.recognise`, if one is given."""
+    return {} if size is None else {"image_size": sizes.parse(size)}
+
+
+def header(checkpoint: LoadedCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What our files say about the model beside the tensors; JSON."""
+    found = dict(options)
+    if checkpoint.classes:
+        found["classes"] = list(checkpoint.classes)
+    if checkpoint.preprocessing:
+        found["preprocessing"] = vars(checkpoint.preprocessing)
+    return found
+
+
+def in_header(file: CheckpointFile) -> dict[str, Any]:
+    """The options of the model that `header` gave."""
+    options = {n: _tuples(x) for n, x in file.header.items() if n not in _BESIDE_OPTIONS}
+    return options | image_size_option(options.get("image_size"))
+
+
+def with_header(checkpoint: LoadedCheckpoint, file: CheckpointFile) -> LoadedCheckpoint:
+    """The model with what `header` gave beside its options."""
+    classes, prepared, decoder = (file.header.get(name) for name in _BESIDE_OPTIONS)
+    checkpoint = with_preprocessing(checkpoint, preprocessing_of(prepared) if prepared else None)
+    return dataclasses.replace(
+        checkpoint,
+        layout=checkpoint.layout | ({"decoder": decoder} if decoder else {}),
+        classes=tuple(classes) if classes else None,
+    )
+
+
+def preprocessing_of(metadata: Mapping[str, Any]) -> Preprocessing:
+    """The preprocessing in a JSON object, which has lists for tuples."""
+    fields = {name: _tuples(value) for name, value in metadata.items()}
+    return Preprocessing(**fields | image_size_option(fields["image_size"]))
+
+
+def options_of_model(config: classifier.ClassifierConfig) -> dict[str, Any]:
+    """All options of what a model is, for a `header`."""
+    names = schema.with_role(type(config), "size", "structure", "convention")
+    return {name: getattr(config, name) for name in ("image_size", *names)}
+
+
+def divided(arrays: dict, like: Weights) -> Weights:
+    """The way back from `patterns.union`."""
+    by_name = patterns.named(arrays)
+    return Weights(*(patterns.map_named(lambda name, _: by_name[name], tree) for tree in like))
+
+
+def _tuples(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _rounded(tensor: LazyArray) -> LazyArray:
+    dtype = np.dtype(np.float32)
+    return LazyArray(tensor.shape, dtype, lambda: tensor.read().astype(dtype))
+
+
+def _squeezed(tensor: LazyArray) -> LazyArray:
+    shape = tuple(size for size in tensor.shape if size > 1)
+    return LazyArray(shape, tensor.dtype, lambda: tensor.read().reshape(shape))

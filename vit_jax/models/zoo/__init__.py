@@ -1,0 +1,1 @@
+"""One file per family, loaded by name; published oddities of the ViT."""

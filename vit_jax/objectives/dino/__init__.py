@@ -1,0 +1,1 @@
+"""DINO, iBOT, DINOv2 and DINOv3: self-distillation."""

@@ -1,0 +1,1 @@
+"""Encoder-only Mask Transformer: semantic, instance and panoptic segmentation."""

@@ -1,0 +1,187 @@
+"""What a run says of itself when it starts and when it is done, and the recipe that it keeps in its
+workdir. What it says while it trains is in `progress.py` and `writers.py`.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator
+
+import jax
+from absl import logging
+from clu import parameter_overview
+from etils import epath
+
+from vit_jax import optim
+from vit_jax.base import durations, places, sizes
+from vit_jax.checkpoints.reading import RECIPE
+from vit_jax.compute import choices
+from vit_jax.data import sources
+from vit_jax.data.record import Source
+from vit_jax.devices import gpus, meshes, processes
+from vit_jax.devices import local as host
+from vit_jax.evaluation import Suite
+from vit_jax.evaluation.contract import Evaluator, held_out
+from vit_jax.models import naming, registry
+from vit_jax.optim import preconditioners
+from vit_jax.recipes import user_files
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.upkeep.clock import KINDS, Clock
+
+
+def announce(
+    assembly: Assembly, source: Source, suite: Suite, params: dict, workdir: epath.Path
+) -> None:
+    """Logs what is about to run, where the mesh is set.
+
+    Args:
+      assembly: the run.
+      source: the examples to train on.
+      suite: the evaluators.
+      params: shapes and shardings of the parameters.
+      workdir: of the run.
+    """
+    config, mesh = assembly.config, jax.sharding.get_mesh()
+    if config.log.parameters and jax.process_index() == 0:
+        table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
+        logging.info("parameters:\n%s", table)
+    for line in lines(assembly, len(source), suite):
+        logging.info("%s", line)
+    if config.batch_size > len(source):
+        logging.warning(
+            "config.batch_size = %d is more than the %d images to train on, so that a step sees some of them "
+            "more than once: set a smaller one, or take a recipe for some thousand photos (configs/finetune.py:photos)",
+            config.batch_size, len(source),
+        )  # fmt: skip
+    announce_devices(mesh)
+    logging.info("%s", choices.summarize(assembly.model_config, mesh))
+    every = config.checkpoint.every
+    when = "at the end" if assembly.to_steps(every) == 0 else f"every {every} and at the end"
+    logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
+
+
+def announce_devices(mesh: jax.sharding.Mesh) -> None:
+    """Logs the devices of the run and the cores of this process, and warns of too few of these and of GPUs
+    that stay unused.
+    """
+    axes = " x ".join(f"{axis} {size}" for axis, size in meshes.sizes_of(mesh).items())
+    local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
+    kind = mesh.devices.flat[0].device_kind
+    cores = host.own_cores()
+    logging.info("devices: %s%d x %s, mesh %s; cores: %d", local, mesh.size, kind, axes, cores)
+    if warning := host.warn_of_few_cores(cores, mesh.local_devices):
+        logging.warning("%s", warning)
+    if not gpus.wanted(os.environ):
+        return
+    used = sum(device.platform == "gpu" for device in mesh.local_devices)
+    use = gpus.describe_use(socket.gethostname(), used, os.environ, gpus.on_node())
+    uses = [json.loads(use) for use in processes.gather("devices", json.dumps(use))]
+    for node, (used, available) in gpus.find_unused(uses).items():
+        logging.warning(
+            "%s: the run uses %d of the node's %d GPUs. One process on each node uses all of them, and "
+            "so does one for each GPU; JAX needs pip install 'vit_jax[cuda13]'", node, used, available,
+        )  # fmt: skip
+
+
+def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
+    """The model, the data and the length of a run, a line each.
+
+    Args:
+      assembly: the run.
+      examples: to train on.
+      suite: the evaluators, where the data is at hand.
+    """
+    config, model = assembly.config, assembly.model_config
+    data, steps = config.data, assembly.total_steps
+    count = registry.count_parameters(model)
+    classes = f", {assembly.num_classes:,} classes" if assembly.num_classes else ""
+    where = f" ({data.path})" if data.path else ""
+    judged = [
+        f"{len(held):,} to evaluate on ({config.data.eval_split})"
+        for held in map(held_out, _evaluators(suite))
+        if held is not None
+    ]
+    data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
+    epochs = steps * config.batch_size / examples
+    start = f", starting from {config.init_from}" if config.init_from else ""
+    averaged = optim.keeps_average(config.optim.name, config.optim.ema)
+    found = assembly.matrices()
+    matrices = [] if found is None else [preconditioners.summarize(found, config.optim)]
+    return [
+        f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
+        f"{sizes.size_text(model.image_size)} pixels{classes}{start}",
+        ", ".join([data_line, *dict.fromkeys(judged)]),
+        f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
+        f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
+        *_adapted(assembly, count),
+        *matrices,
+        *(["averaged parameters are evaluated, exported and loaded"] if averaged else []),
+    ]
+
+
+def _adapted(assembly: Assembly, count: int) -> list[str]:
+    """How many of a model's `count` parameters are trained, of one with adapters."""
+    if not assembly.networks.adapters:
+        return []
+    found = assembly.networks.adapters
+    like = registry.abstract_weights(assembly.model_config)[1].params
+    layers, trained = found.chosen(like), jax.tree.leaves(found.trained_like(like))
+    return [
+        f"adapters: rank {found.rank} on {', '.join(layers)}; {sum(x.size for x in trained):,} parameters are "
+        f"trained, {count - sum(x.size for x in jax.tree.leaves(found.split(like)[1])):,} are frozen"
+    ]
+
+
+def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
+    """A file that trains the same: the run's resolved config.
+
+    Args:
+      assembly: the run.
+      head: lines of what it says of itself.
+      suite: the evaluators, where the data is at hand.
+    """
+    config = assembly.config
+    guests = [type(assembly.model_config), type(assembly.networks.objective)]
+    guests += [type(evaluator) for evaluator in _evaluators(suite)]
+    guests += [
+        preconditioners.PRECONDITIONERS[name]
+        for name in (config.optim.name,)
+        if name in preconditioners.PRECONDITIONERS
+    ]
+    guests += [sources.OPENERS[config.data.name]] if config.data.name in sources.OPENERS else []
+    return user_files.to_python(config, head, user_files.outside(guests))
+
+
+def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath.Path) -> str:
+    """Writes `recipe` into the run's workdir, by the first of its processes, and returns it. A full disk
+    does not end a run.
+    """
+    path = workdir / RECIPE
+    command = f"vit_jax train --config={path} --workdir=DIR"
+    head = ["The config of a run, resolved:", "", command, "", *lines(assembly, len(source), suite)]
+    text = recipe(assembly, head, suite)
+    if jax.process_index() == 0:
+        try:
+            places.write_whole(path, text)
+        except OSError as error:
+            logging.error("%s cannot be written: %s", path, error)
+    return text
+
+
+def announce_end(workdir: epath.Path, result: dict, clock: Clock) -> None:
+    """Writes WORKDIR/result.json, and logs what the time went into."""
+    if jax.process_index() == 0:
+        places.write_whole(workdir / "result.json", json.dumps(result) + "\n")
+        logging.info("%s", where_the_time_went(clock))
+
+
+def where_the_time_went(clock: Clock) -> str:
+    """A sentence on the time of a run, restarts included."""
+    seconds = sum(clock.seconds.values())
+    shares = sorted(clock.shares().items(), key=lambda item: -item[1])
+    phrases = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
+    return f"Total {durations.duration_text(seconds)} (restarts included): {', '.join(phrases)}."
+
+
+def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:
+    return (evaluator for _, evaluator in suite.evaluators) if suite else iter(())

@@ -1,0 +1,237 @@
+"""What a run reports while it trains: metrics, throughput, progress bar, trace."""
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+import tqdm
+from absl import logging
+from etils import epath
+
+from vit_jax.base import places
+from vit_jax.config import Config
+from vit_jax.devices import chips, local
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.upkeep import writers as metric_writers
+from vit_jax.training.upkeep.clock import Clock
+from vit_jax.training.upkeep.wandb_writer import WandbWriter
+
+# What the rest of a run will spend time on.
+_PACE = ("steps", "input", "evaluate", "save")
+# Waiting is worth a warning when it takes more than this share of the time, in this many log lines
+# in a row, and has added up to this many seconds.
+_MUCH_WAITING, _LINES, _SECONDS = 0.1, 3, 10.0
+_READING_HELPS = (
+    "What helps reading: more memory for it (config.data.read_ahead), a copy on a local disk "
+    "(config.data.cache), large files (vit_jax prepare)."
+)
+_DECODING_HELPS = (
+    "What helps decoding: more cores for it (config.data.threads; 0 is all there are), smaller files "
+    "(vit_jax prepare --max_side)."
+)
+
+
+class Meter:
+    """Collects the metrics of each step on the devices, and reads, completes and writes them on
+    demand.
+
+    Attributes:
+      read_wait: see `loader.Batches.read_wait`; of the batches that are trained on.
+    """
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        examples: int,
+        writers: metric_writers.MetricWriter,
+        clock: Clock,
+        start_step: int,
+        window: Sequence[Mapping[str, float]] = (),
+    ):
+        """Starts at `start_step`.
+
+        Args:
+          examples: in the training set.
+          window: what `window` gave when the checkpoint of `start_step` was saved.
+        """
+        self._assembly, self._writers, self._examples = assembly, writers, examples
+        self._clock, self._before = clock, clock.read()
+        self._pending: list[dict] = _as_on_devices(window)
+        self.read_wait: Callable[[], float] = float
+        self._logged_at, self._start = start_step, (start_step, self._before)
+        self._waiting, self._warned = collections.deque(maxlen=_LINES), False
+        self._host_waited = [clock.waited] * 2  # before the last step, and since
+        self._warned_of_objective = False
+        self._step_flops = assembly.step_flops
+        peak = chips.peak_flops(jax.devices()[0].device_kind)
+        self._peak = peak and peak * jax.device_count()
+        self._bar = tqdm.tqdm(
+            total=assembly.total_steps,
+            initial=start_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=jax.process_index() > 0 or not sys.stderr.isatty(),
+        )
+
+    def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Keeps a step's metrics; they are not read yet."""
+        self._pending.append(metrics)
+        self._host_waited = [self._host_waited[1], self._clock.waited]
+        self._bar.update(step - self._bar.n)
+
+    def window(self) -> list[dict[str, float]]:
+        """The metrics of each step since the last log, which a resumed run needs for the next; waits for the
+        devices.
+        """
+        self._pending = jax.device_get(self._pending)
+        return [{n: float(value) for n, value in one.items()} for one in self._pending]
+
+    def rewind(self, step: int, window: Sequence[Mapping[str, float]] = ()) -> None:
+        """Forgets what came after `step`, from which the run continues; `window` as in `__init__`."""
+        self._pending = _as_on_devices(window)
+        self._logged_at, self._before = step, self._clock.read()
+        self._start = step, self._before
+        self._bar.update(step - self._bar.n)
+
+    def log(self, step: int) -> None:
+        """Waits for the devices and writes the means since the last time."""
+        read = jax.device_get(self._pending)
+        self._pending.clear()
+        scalars = {name: float(np.mean([metrics[name] for metrics in read])) for name in read[0]}
+        config, now = self._assembly.config, self._clock.read()
+        spent = {kind: now[kind] - self._before[kind] for kind in ("steps", "input")}
+        steps, elapsed = step - self._logged_at, sum(spent.values())
+        speed = steps / elapsed
+        scalars |= {
+            "images_per_second": speed * config.batch_size,
+            "step_seconds": elapsed / steps,
+            "input_wait": spent["input"] / elapsed,
+            "read_wait": self.read_wait(),
+            "model_flops_per_second": speed * self._step_flops,
+            "examples": step * config.batch_size,
+            "epochs": step * config.batch_size / self._examples,
+            "core_hours": self._clock.training_seconds * jax.device_count() / 3600,
+            "eta_minutes": (self._assembly.total_steps - step) * self._pace(step, now) / 60,
+            "goodput": now["steps"] / sum(now.values()),
+        }
+        if self._peak:
+            scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
+        # The devices were idle before the last step if they wait for data: its time is what the host
+        # has waited for it.
+        on_devices = self._clock.waited - self._host_waited[0]
+        self._host_waited[1] = self._clock.waited
+        self._warn_of_waiting(scalars, spent["input"], on_devices)
+        warning = self._assembly.networks.objective.warning(scalars)
+        if warning and not self._warned_of_objective:
+            self._warned_of_objective = True
+            logging.warning("%s", warning)
+        self._bar.set_postfix_str(
+            f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s"
+        )
+        self.write(step, scalars)
+        self._logged_at, self._before = step, now
+
+    def _pace(self, step: int, now: dict[str, float]) -> float:
+        """Seconds for each step since this process began to train, with all that comes between."""
+        first, then = self._start
+        return sum(now[kind] - then[kind] for kind in _PACE) / max(step - first, 1)
+
+    def _warn_of_waiting(
+        self, scalars: Mapping[str, float], waited: float, on_devices: float
+    ) -> None:
+        """Warns once that the host is too slow, where that lasts.
+
+        Args:
+          scalars: since the last log.
+          waited: seconds for input since then.
+          on_devices: seconds of a step, if the devices were idle before it.
+        """
+        much = scalars["input_wait"] > _MUCH_WAITING
+        self._waiting.append((waited if much else 0.0, on_devices))
+        seconds, step_seconds = zip(*self._waiting, strict=True)
+        lasts = len(seconds) == _LINES and all(seconds)
+        if lasts and sum(seconds) > _SECONDS and not self._warned:
+            self._warned = True
+            config, cores = self._assembly.config, local.own_cores()
+            possible = config.batch_size / min(step_seconds)
+            logging.warning(
+                "The step waits for data %.0f %% of the time: %d decoding threads on %d cores for %s make about "
+                "%s images/s of the %s that this step takes. They decode %.0f %% of their time and wait for reads in "
+                "the rest. %s 'vit_jax benchmark input' shows what the host can do.",
+                100 * scalars["input_wait"], config.data.threads or cores, cores,
+                local.device_text(jax.local_devices()),
+                *(f"{rate / jax.process_count():,.0f}" for rate in (scalars["images_per_second"], possible)),
+                100 * (1 - scalars["read_wait"]),
+                _READING_HELPS if scalars["read_wait"] > 0.5 else _DECODING_HELPS,
+            )  # fmt: skip
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Writes scalars wherever metrics go."""
+        with self._bar.external_write_mode(file=sys.stderr):
+            self._writers.write_scalars(step, scalars)
+            self._writers.flush()
+
+    def close(self) -> None:
+        """Ends the progress bar."""
+        self._bar.close()
+
+
+def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:
+    """A window that was saved, of the type in which its mean is computed."""
+    return [{name: np.float32(value) for name, value in one.items()} for one in window]
+
+
+class Profiler:
+    """Records a trace of the steps `first` to `last`, for TensorBoard or Perfetto."""
+
+    def __init__(self, steps: tuple[int, int] | tuple[()], folder: epath.Path):
+        self._first, self._last = steps or (0, 0)
+        self._folder = folder
+        # JAX writes traces to local folders only.
+        self._local = tempfile.mkdtemp() if steps and places.in_bucket(folder) else None
+
+    def before(self, step: int) -> None:
+        """Starts the trace if this is its first step."""
+        if step == self._first:
+            jax.profiler.start_trace(self._local or str(self._folder))
+
+    def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Ends the trace if this was its last step, when the devices have done it."""
+        if step == self._last:
+            jax.block_until_ready(metrics)
+            jax.profiler.stop_trace()
+            if self._local:
+                metric_writers.copy_grown(pathlib.Path(self._local), self._folder, {})
+                shutil.rmtree(self._local)
+            logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
+
+
+def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
+    """Console, JSON lines, TensorBoard and Weights & Biases of the first process; the others write
+    nothing.
+    """
+    if jax.process_index():
+        return metric_writers.Writers()
+    folder, metrics = pathlib.Path(workdir), "metrics.jsonl"
+    if places.in_bucket(workdir):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        with contextlib.suppress(FileNotFoundError):
+            (folder / metrics).write_bytes(places.read_bytes(workdir / metrics))
+    writers = [
+        metric_writers.ConsoleWriter(),
+        metric_writers.JsonLinesWriter(folder / metrics),
+    ]
+    if config.log.tensorboard:
+        writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
+    if config.log.wandb:
+        writers.append(WandbWriter(config.log.wandb, workdir, folder, dataclasses.asdict(config)))
+    if places.in_bucket(workdir):
+        writers.append(metric_writers.BucketWriter(folder, workdir))
+    return metric_writers.Writers(*writers)
