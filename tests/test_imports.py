@@ -4,11 +4,12 @@ inside functions and those for types alone too. Public names are those of few fi
 
 import ast
 import collections
-import pathlib
 
 import networkx
+import pytest
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "vit_jax"
+from tests.import_graph import PACKAGE, graph, modules, parsed
+
 # From the ground up: a room may import those before it. Files beside the rooms are rooms of one file.
 ROOMS = (
     "base", "devices", "pictures", "compute", "models", "data", "objectives", "optim", "config", "recipes",
@@ -23,32 +24,9 @@ CONTRACTS = {
 MOST = 3
 
 
-def modules() -> dict[str, pathlib.Path]:
-    """Every file of the package by the name under which it is imported."""
-    names = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return names
-
-
-def imports_of(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[str]:
-    """The files of the package that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            members = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {member if member in known else node.module for member in members}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & known.keys()
-
-
-def graph() -> networkx.DiGraph:
-    known = modules()
-    return networkx.DiGraph(
-        {name: imports_of(path, known) - {name} for name, path in known.items()}
-    )
+@pytest.fixture(scope="module")
+def files():
+    return modules("vit_jax")
 
 
 def room_of(name: str) -> str:
@@ -57,33 +35,34 @@ def room_of(name: str) -> str:
 
 def test_no_relative_import_escapes_the_count():
     for path in PACKAGE.rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text()))
+        nodes = ast.walk(parsed(path))
         assert not any(isinstance(n, ast.ImportFrom) and n.level for n in nodes), path
 
 
-def test_every_room_has_its_place_in_the_order():
-    assert {room_of(name) for name in modules()} == set(ROOMS)
+def test_every_room_has_its_place_in_the_order(files):
+    assert {room_of(name) for name in files} == set(ROOMS)
 
 
-def test_there_are_no_circles_between_files():
-    circles = [sorted(c) for c in networkx.strongly_connected_components(graph()) if len(c) > 1]
+def test_there_are_no_circles_between_files(files):
+    components = networkx.strongly_connected_components(graph(files))
+    circles = [sorted(component) for component in components if len(component) > 1]
     assert not circles
 
 
-def test_no_room_imports_one_above_it():
+def test_no_room_imports_one_above_it(files):
     up = [
         (one, other)
-        for one, other in graph().edges
+        for one, other in graph(files).edges
         if ROOMS.index(room_of(one)) < ROOMS.index(room_of(other))
     ]
     assert not up
 
 
-def test_a_public_name_is_that_of_at_most_three_files_or_of_a_contract():
-    files = collections.defaultdict(set)
-    for name, path in modules().items():
-        for node in ast.parse(path.read_text()).body:
+def test_a_public_name_is_that_of_at_most_three_files_or_of_a_contract(files):
+    owners = collections.defaultdict(set)
+    for name, path in files.items():
+        for node in parsed(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                files[node.name].add(name)
-    shared = {name: sorted(found) for name, found in files.items() if len(found) > MOST}
+                owners[node.name].add(name)
+    shared = {name: sorted(found) for name, found in owners.items() if len(found) > MOST}
     assert shared.keys() <= CONTRACTS, shared
