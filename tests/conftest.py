@@ -26,12 +26,20 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     PROGRAMS = tempfile.TemporaryDirectory(prefix="vit_jax_programs_")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
-# Tracing makes many objects that live; to look through them at each 700 takes a tenth of the time.
+# Tracing makes many objects that live: to look through them after each 700 takes a twelfth of the time.
 gc.set_threshold(20_000, 20, 50)
 
 import pytest  # noqa: E402
 
 pytest_plugins = ["tests.services.buckets", "tests.services.launching", "tests.skips"]
+
+# Files of few tests that take long, and of processes that wait for each other: begun first, lest one process of the
+# tests is still at them when all others are done.
+FIRST = ("tests/integration/", "tests/launch/", "tests/planning/", "tests/test_")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
 @pytest.fixture(scope="session")
