@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # first keeps them for the others.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    PROGRAMS = tempfile.TemporaryDirectory(prefix="vit_jax_programs_")
+    PROGRAMS = tempfile.TemporaryDirectory(prefix="vit_jax_", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
 # Tracing makes many objects that live: to look through them after each 700 takes a twelfth of the time.
 gc.set_threshold(20_000, 20, 50)
