@@ -237,6 +237,13 @@ class Reach:
         else:
             identifiers = _identifiers(node)
             modules |= self._named(_strings(node))
+            if module.startswith("configs."):  # recipes import their neighbours by name
+                neighbours = {
+                    name.removeprefix("configs."): path for name, path in self.known.items()
+                }
+                modules |= {
+                    f"configs.{name}" for name in imports_of(node, neighbours)
+                } & self.known.keys()
             modules |= {m for name in WHOLE.keys() & identifiers for m in self._tables[WHOLE[name]]}
         return Piece(frozenset(modules), frozenset(identifiers), frozenset(names))
 

@@ -16,6 +16,7 @@ FILES = {
     "vit_jax/zoo/mixing.py": "import json\nNAMES = json.load(open('names.json'))",
     "vit_jax/names.json": "",
     "configs/tokens.py": 'model = "mixer"',
+    "configs/more_tokens.py": "import tokens",
     "launch/start.sh": "",
     "tests/conftest.py": '@fixture\ndef trained():\n    return train("tokens")\n\n\ndef other(): pass',
     "tests/helpers.py": "def loop():\n    import vit_jax.loop\n\n\ndef vit():\n    import vit_jax.zoo.vit",
@@ -26,9 +27,12 @@ FILES = {
     "tests/test_uses_a_fixture.py": "def test_it(trained): pass",
     "tests/test_uses_a_helper.py": "from tests.helpers import vit\nvit()",
     "tests/test_trains.py": "import vit_jax\nvit_jax.train()",
+    "tests/test_names_a_recipe.py": 'load_config("configs/more_tokens.py")',
     "tests/test_starts.py": 'run("start.sh")',
     "tests/test_nothing.py": "import json",
 }  # fmt: skip
+
+MIXER = {"uses_a_fixture", "names_a_recipe"}  # by the recipe of tokens
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +47,13 @@ def reach(tmp_path_factory):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("vit_jax/zoo/mixer.py", {"imports_it", "names_it", "uses_a_fixture"}),
-        ("vit_jax/zoo/mixing.py", {"imports_it", "names_it", "uses_a_fixture"}),
-        ("vit_jax/names.json", {"imports_it", "names_it", "uses_a_fixture"}),
+        ("vit_jax/zoo/mixer.py", {*MIXER, "imports_it", "names_it"}),
+        ("vit_jax/zoo/mixing.py", {*MIXER, "imports_it", "names_it"}),
+        ("vit_jax/names.json", {*MIXER, "imports_it", "names_it"}),
         ("vit_jax/zoo/vit.py", {"names_a_size", "uses_a_helper"}),
         ("vit_jax/loop.py", {"trains"}),
         ("launch/start.sh", {"starts"}),
-        ("configs/tokens.py", {"uses_a_fixture"}),
+        ("configs/tokens.py", MIXER),
         ("tests/test_nothing.py", {"nothing"}),
     ],
 )
