@@ -18,8 +18,7 @@ class Package:
         return pytest.importorskip(self._name)
 
     def __getattr__(self, attribute: str):
-        if attribute.startswith(
-            ("_", "pytest")
-        ):  # pytest looks for its marks at all names of a file
+        # Of all names of a file, pytest asks whether they have its marks.
+        if attribute.startswith(("_", "pytest")):
             raise AttributeError(attribute)
         return getattr(self._module, attribute)
