@@ -5,6 +5,7 @@ circles either.
 
 import ast
 import collections
+import pathlib
 
 import networkx
 import pytest
@@ -28,6 +29,13 @@ MOST = 3
 @pytest.fixture(scope="module")
 def files():
     return modules("vit_jax")
+
+
+def named_in(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[str]:
+    """The files that a file names in tables of what is imported later: 'vit_jax.models.zoo.mixer:Model'."""
+    nodes = ast.walk(parsed(path))
+    texts = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return {text.partition(":")[0] for text in texts} & known.keys() - {"vit_jax"}
 
 
 def room_of(name: str) -> str:
@@ -68,6 +76,12 @@ def test_no_room_imports_one_above_it(files):
         if ROOMS.index(room_of(one)) < ROOMS.index(room_of(other))
     ]
     assert not up
+
+
+def test_no_table_of_a_room_names_a_file_of_one_above_it(files):
+    named = [(one, other) for one, path in files.items() for other in named_in(path, files)]
+    up = [pair for pair in named if ROOMS.index(room_of(pair[0])) < ROOMS.index(room_of(pair[1]))]
+    assert len(named) > 50 and not up
 
 
 def test_a_public_name_is_that_of_at_most_three_files_or_of_a_contract(files):
