@@ -16,6 +16,7 @@ from flax import nnx
 
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.data.labels.segments import PanopticTable
+from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 
 Batch = dict[str, jax.Array]
@@ -209,4 +210,4 @@ class Objective:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
         2. A training step counts as three of them.
         """
-        return self.context.model.flops()
+        return registry.count_flops(self.context.model)
