@@ -10,7 +10,7 @@ from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data.record import Source
 from vit_jax.devices import local, processes
-from vit_jax.evaluation import Suite
+from vit_jax.evaluation import Suite, rehearsal
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
@@ -60,6 +60,7 @@ def check_run(
         _check_profile(config, assembly.total_steps)
         _check_effects(assembly)
     if suite is not None:
+        rehearsal.rehearse(suite.evaluators)
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)
