@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "vit_jax"
 ROOMS = (
     "base", "devices", "pictures", "compute", "models", "data", "objectives", "optim", "config", "recipes",
     "user_files", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
-    "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
+    "planning", "export", "extend", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
 )  # fmt: skip
 # Names that modules share since they fulfil one contract (docs/design.md).
 CONTRACTS = {
