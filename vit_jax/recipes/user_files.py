@@ -21,7 +21,6 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 from vit_jax.recipes import shipped
 
-
 # How recipes of `to_python` register files: `register` up to version 0.2.
 _REGISTER = ("register_file", "register")
 
