@@ -8,6 +8,8 @@ PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own n
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import objectives
@@ -74,7 +76,7 @@ class Suite:
         """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:
             metrics = evaluator(trained, mesh, watch)
-            yield {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
+            yield {f"{prefix}/{n}" if prefix else n: _plain(x) for n, x in metrics.items()}
 
 
 def make(entries: Sequence, context: EvalContext) -> Suite:
@@ -133,6 +135,11 @@ def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:
         )
     low = direction == "min" or (not direction and name.split("/")[-1] in _LOW_IS_GOOD)
     return name, -1.0 if low else 1.0
+
+
+def _plain(value):
+    """A number as Python's own, which JSON takes too."""
+    return value.item() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
 
 
 def _pair(entry) -> tuple[str, dict]:
