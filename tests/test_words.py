@@ -39,6 +39,17 @@ def test_no_file_uses_a_word_that_the_field_has_another_for(folder):
     assert not found, "\n".join(found)
 
 
+def test_no_docstring_only_sends_the_reader_elsewhere():
+    """It says first what the function gives, or is."""
+    sent = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in FILES if path.suffix == ".py"
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.match(r' +"""See `', line)
+    ]  # fmt: skip
+    assert not sent, "\n".join(sent)
+
+
 def sentences_of(guide: pathlib.Path, ends: str) -> list[str]:
     """The prose of a guide between the marks `ends`; without code, tables, headings and lists of links."""
     text = re.sub(r"^```.*?^```", "", guide.read_text(), flags=re.M | re.S)

@@ -82,7 +82,7 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
     def fit(
         self, name: str, target: "HybridViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`: patches of a map of features are not resized."""
+        """How a parameter becomes that of `target`; patches of a map of features are not resized."""
         return None if name == "embedding/kernel" else super().fit(name, target, resize=resize)
 
     def flops(self) -> int:
