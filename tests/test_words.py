@@ -22,6 +22,7 @@ PATTERN = re.compile(rf"\b(?:{'|'.join(BANNED)})(?!\w)")
 FILES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/extending").glob("*.md")),
     *(p for folder in ("vit_jax", "launch", "configs") for p in sorted((ROOT / folder).rglob("*.py"))),
 ]  # fmt: skip
 
