@@ -17,7 +17,6 @@ from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
-from vit_jax.evaluation import rehearsal
 from vit_jax.evaluation.contract import (
     EvalContext,
     EvaluatedModel,
@@ -89,6 +88,8 @@ class FeatureEvaluator(Evaluator):
         raise NotImplementedError
 
     def rehearse(self) -> None:
+        from vit_jax.evaluation import rehearsal  # for evaluators of users alone
+
         super().rehearse()
         data, classes = self._config.data, len(self.train.classes)
         width = rehearsal.check_output(_pooled(self.context, data), self.context, data)
