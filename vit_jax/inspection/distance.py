@@ -67,7 +67,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     )  # fmt: skip
     apart.line(depths, spread(distance), style.COLOURS[0])
     apart.dots(depths, spread(distance), style.COLOURS[0])
-    found = {f"{name}_distance": plot.image(), f"{name}_distance_spread": apart.image()}
+    figures = {f"{name}_distance": plot.image(), f"{name}_distance_spread": apart.image()}
     others = {
         words: values
         for key, words in _VARIANTS.items()
@@ -76,7 +76,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
         and not np.allclose(values, stream.distance, rtol=1e-4)
     }
     if not others:
-        return found
+        return figures
     variants = Plot(
         f"Other ways to count the distance of {title}: mean of heads",
         x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
@@ -84,7 +84,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
     for colour, (words, values) in zip(style.COLOURS[1:], others.items(), strict=False):
         variants.line(depths, np.where(left_out, np.nan, values).mean((1, 2)), colour, words)
-    return found | {f"{name}_distance_variants": variants.image()}
+    return figures | {f"{name}_distance_variants": variants.image()}
 
 
 def _uniform(stream: Stream) -> float:
