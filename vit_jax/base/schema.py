@@ -348,14 +348,14 @@ def option_type(kind: type | types.UnionType) -> type:
     return kind
 
 
-def _either(one: Mapping, other: Mapping) -> dict:
+def _either(first: Mapping, other: Mapping) -> dict:
     """What two options of the same name have in common, with the choices and documentation of both."""
-    both = {key: value for key, value in one.items() if other.get(key) == value}
-    clauses = dict.fromkeys((*one["doc"].split("; "), *other["doc"].split("; ")))
-    choices = dict.fromkeys((*one["choices"], *other["choices"]))
-    if not (one["choices"] and other["choices"]):
+    both = {key: value for key, value in first.items() if other.get(key) == value}
+    clauses = dict.fromkeys((*first["doc"].split("; "), *other["doc"].split("; ")))
+    choices = dict.fromkeys((*first["choices"], *other["choices"]))
+    if not (first["choices"] and other["choices"]):
         choices = ()
-    return dict.fromkeys(one) | both | {"doc": "; ".join(clauses), "choices": tuple(choices)}
+    return dict.fromkeys(first) | both | {"doc": "; ".join(clauses), "choices": tuple(choices)}
 
 
 def _tuples(value):

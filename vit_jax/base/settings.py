@@ -56,17 +56,17 @@ def without_effect(config: ConfigDict, cls: type, names: Iterable[str]) -> dict[
       config: with the fields of `cls`.
       names: dotted; options of models and objectives are checked where these are made.
     """
-    fields, found = dict(walk(cls)), {}
+    fields, idle = dict(walk(cls)), {}
     for name in names:
         *path, _ = name.split(".")
         section = config[path[0]] if path else config
         if path in (["model"], ["objective"]) or is_read(fields[name], section):
             continue
         others = fields[name].metadata["when"]
-        found[name] = ", ".join(
+        idle[name] = ", ".join(
             f"config.{'.'.join([*path, other])} = {section[other]!r}" for other in others
         )
-    return found
+    return idle
 
 
 def with_fields(config: ConfigDict, fields: Mapping[str, object]) -> ConfigDict:

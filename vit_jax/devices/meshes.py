@@ -174,14 +174,14 @@ def shardings(
     Returns:
       The same tree of `NamedSharding`.
     """
-    found = specs(
+    tree_of_specs = specs(
         tree,
         mesh.shape,
         fsdp_min_size=fsdp_min_size,
         tensor_rules=tensor_rules,
         over_data=over_data,
     )
-    return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, found)
+    return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, tree_of_specs)
 
 
 def specs(
