@@ -74,7 +74,7 @@ setup(
     package_data={
         "vit_jax": [
             "py.typed",
-            "data/imagenet_classes.tsv",
+            "data/labels/imagenet_classes.tsv",
             "models/published.json",
             "serving/page.html",
             "training/upkeep/curves.json",

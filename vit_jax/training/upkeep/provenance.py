@@ -14,7 +14,7 @@ import jax
 
 from vit_jax.devices import local
 
-_PACKAGE = pathlib.Path(__file__).parents[1]
+_PACKAGE = pathlib.Path(__file__).parents[2]
 _IMPORTED = time.monotonic()
 
 
