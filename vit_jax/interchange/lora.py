@@ -60,7 +60,7 @@ def _base(
             config,
             reset=init["init_reset"]
             if config.num_classes
-            else source.model_config.starts_anew(config),
+            else source.model_config.reset_patterns(config),
             resize=init["init_resize"],
             init_channels=init["init_channels"],
             where=where,

@@ -74,7 +74,7 @@ def _resolve_model(
     family = registry.family_named(model.name)
     found = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:
-        found |= source.model_config.at_size(sizes.parse(config.data.image_size))
+        found |= source.model_config.options_for_image_size(sizes.parse(config.data.image_size))
     # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
     roles = ("structure", "convention", "size") if whole else ("structure", "convention")
     for field in schema.options(family.Config):

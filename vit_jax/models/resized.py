@@ -1,7 +1,7 @@
 """A model at another image size inside a compiled step: the same parameters, what depends on the size of
 images fitted by matrices, so that gradients reach the parameters.
 
-What fits a checkpoint to another size, once and on the host, is `classifier.ClassifierConfig.fit`; this asks it.
+`classifier.ClassifierConfig.fit_parameter`, which this calls, fits a checkpoint to another size once, on the host.
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ METHODS = ("torch", "dinov2")
 
 def config_at(config: classifier.ClassifierConfig, image_size: Size) -> classifier.ClassifierConfig:
     """A model's config for images of another size. Raises `ConfigError` if patches do not divide it."""
-    return dataclasses.replace(config, **{"image_size": image_size} | config.at_size(image_size))
+    return dataclasses.replace(
+        config, **{"image_size": image_size} | config.options_for_image_size(image_size)
+    )
 
 
 def check_resized(
@@ -69,7 +71,7 @@ def _matrices(
         for name, before, after in zip(
             patterns.names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
         ):
-            step = config.fit(name, target, resize=resize)
+            step = config.fit_parameter(name, target, resize=resize)
             if before.shape == after.shape and step is None:
                 continue
             in_layers = patterns.is_stacked(name)

@@ -16,9 +16,9 @@ from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, split
 from vit_jax.compute.learned import per_example
-from vit_jax.models import classifier, pooling
+from vit_jax.models import classifier, contract, pooling
 from vit_jax.models.attention import Attention, implementation_option
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -192,7 +192,7 @@ class Encoder(nnx.Module):
 
         def step(block, x, rate, key, bias=None):
             x, weights = block(x, rate, key, bias)
-            return x, kept(capture, attention=weights, blocks=x)
+            return x, contract.captured(capture, attention=weights, blocks=x)
 
         how = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
         depths = by_depth(self.config.drop_path, self.config.depth, key)

@@ -165,7 +165,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
         """See `classifier.ClassifierConfig`. Branches run side by side, so each stage counts as one layer."""
         return {f"stages/{i + 1}": 1 for i in range(len(self.depths))}
 
-    def at_size(self, image_size: Size) -> dict[str, Size]:
+    def options_for_image_size(self, image_size: Size) -> dict[str, Size]:
         """Both branches' image sizes change by the same factor, rounded to whole patches."""
         if not self.large_image_size:
             return {}
@@ -173,7 +173,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
             "large_image_size": _scaled(image_size, self.image_size, self.large_size, self.patch)
         }
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "CrossViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """See `classifier.ClassifierConfig`. Each branch's positions are interpolated."""

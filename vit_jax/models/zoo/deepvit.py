@@ -133,12 +133,14 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
     def layers(self) -> dict[str, int]:
         return {f"stages/{name}/layers": count for name, (count, _) in self.named_stages.items()}
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "DeepViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """See `classifier.ClassifierConfig`; patches of a stem's features are not resized."""
         embedding = name.startswith("embedding/")
-        return None if self.conv_stem and embedding else super().fit(name, target, resize=resize)
+        if self.conv_stem and embedding:
+            return None
+        return super().fit_parameter(name, target, resize=resize)
 
     def block_flops(self) -> int:
         """See `stacked.StackedConfig`; without Θ."""

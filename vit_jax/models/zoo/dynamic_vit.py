@@ -168,7 +168,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
         """Operations of one image that no exit lets go: those of `exit_flops` up to the last."""
         return self.exit_flops[-1]
 
-    def at_size(self, image_size: Size) -> dict[str, Any]:
+    def options_for_image_size(self, image_size: Size) -> dict[str, Any]:
         """The windows of the image stay; so there are other grids."""
         pixels = sizes.height_width(image_size)
         found = [cascade.at_size(self.backbone, pixels, n.windows) for n in self.networks]
@@ -177,16 +177,16 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
         windows, grids = zip(*found, strict=True)
         return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
-    def starts_anew(self, target: "DynamicViTConfig") -> tuple[str, ...]:
-        return tuple(f"exit_\\d+/{pattern}" for pattern in super().starts_anew(target))
+    def reset_patterns(self, target: "DynamicViTConfig") -> tuple[str, ...]:
+        return tuple(f"exit_\\d+/{pattern}" for pattern in super().reset_patterns(target))
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "DynamicViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """See `classifier.ClassifierConfig`; each exit as a network of its own."""
         exit_name, _, name = name.partition("/")
         index = exit_names(self).index(exit_name)
-        return self.networks[index].fit(name, target.networks[index], resize=resize)
+        return self.networks[index].fit_parameter(name, target.networks[index], resize=resize)
 
 
 def exit_names(config: DynamicViTConfig) -> list[str]:

@@ -25,9 +25,9 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, convolution, partitioning, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import draw_key, drop_path, dropout, split
-from vit_jax.models import batch_norm, classifier
+from vit_jax.models import batch_norm, classifier, contract
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import Kernel, SqueezeExcite
 
 
@@ -264,7 +264,7 @@ class EfficientNet(classifier.Classifier):
         if config.num_classes:
             logits = self.head(dropout(features.astype(jnp.float32), config.dropout, head_key))
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, kept(capture, root=root, **maps))
+        return ModelOutput(logits, features, tokens, contract.captured(capture, root=root, **maps))
 
     def _stages(
         self, x: jax.Array, key: jax.Array | None, training: bool

@@ -75,7 +75,7 @@ class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
     def inputs(self) -> tuple[str, ...]:
         return (*super().inputs, "class_position")
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "FeedForwardConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         if name.startswith("layers/token_") and self.grid != target.grid:

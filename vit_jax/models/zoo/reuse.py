@@ -19,8 +19,8 @@ from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, drop_path, dropout, split
-from vit_jax.models import attention
-from vit_jax.models.contract import Capture, kept
+from vit_jax.models import attention, contract
+from vit_jax.models.contract import Capture
 from vit_jax.models.layers import Mlp, layer_norm
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
@@ -28,7 +28,7 @@ from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 Carried = dict[str, jax.Array]
 PREFIX = 1  # the class token
 WIDENING = 3  # hidden maps of the MLP that maps relations, over those of all layers
-_KEPT = "kept"  # of what a layer gives, that which the caller captures
+_CAPTURED = "captured"  # of what a layer gives, that which the caller captures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Encoder(nnx.Module):
         def step(block, x, rate, key, bias):
             x, weights, logits = block(x, rate, key, bias, features)
             found = {"relations": logits} if link.gives_relations else {}
-            return x, found | {_KEPT: kept(capture, attention=weights, blocks=x)}
+            return x, found | {_CAPTURED: contract.captured(capture, attention=weights, blocks=x)}
 
         arguments = (*by_depth(config.drop_path, config.depth, key), biases)
         x, found = stack.scan(
@@ -144,7 +144,7 @@ class Encoder(nnx.Module):
         if link.gives_relations:
             relations = found["relations"].swapaxes(0, 1)  # (B, L, H, N, N)
             carried["relations"] = relations.reshape(x.shape[0], -1, *relations.shape[-2:])
-        return self.norm(x), found[_KEPT], carried
+        return self.norm(x), found[_CAPTURED], carried
 
 
 class ReusingBlock(nnx.Module):

@@ -152,14 +152,16 @@ class T2TViTConfig(PublishedViTConfig):
         """Rows and width of the table of positions."""
         return self.prefix + math.prod(self.grid), self.width
 
-    def fit(self, name: str, target: "T2TViTConfig", *, resize: str) -> tuple[str, Callable] | None:
+    def fit_parameter(
+        self, name: str, target: "T2TViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         if name.startswith("embedding/first/") and self.channels != target.channels:
             raise ConfigError(
                 f"the first layer normalises the {self.channels} channels of its windows together: its "
                 f"weights do not fit images of {target.channels}"
             )
         if name != "position" or target.position != "sinusoid":
-            return super().fit(name, target, resize=resize)
+            return super().fit_parameter(name, target, resize=resize)
         same = (self.table, self.grid) == (target.table, target.grid)
         return (
             None
