@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import durations, places, schema
+from vit_jax.base.renamed import RootConfig
 from vit_jax.base.schema import option, section
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import classifier
@@ -47,7 +48,7 @@ class Mesh:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapt:
+class Lora:
     """Fine-tuning by low-rank adapters (LoRA) of a frozen model (docs/finetuning.md)."""
 
     lora_rank: int = option(
@@ -359,7 +360,7 @@ class Config:
     pseudo: Pseudo = section(Pseudo)
     augment: Augment = section(Augment)
     optim: Optim = section(Optim)
-    adapt: Adapt = section(Adapt)
+    lora: Lora = section(Lora)
     mesh: Mesh = section(Mesh, may_change=True)
     eval: Eval = section(Eval, may_change=True)
     checkpoint: Checkpoint = section(Checkpoint, may_change=True)
@@ -385,4 +386,4 @@ def _joined(families: tuple[type, ...], objective_options: tuple[type, ...]) -> 
 
 def default_config() -> ConfigDict:
     """The config of which every recipe says what differs; locked."""
-    return schema.to_config(config_class())
+    return schema.to_config(config_class(), RootConfig)

@@ -126,19 +126,22 @@ def may_change(cls: type, prefix: str = "") -> Iterator[str]:
             yield name
 
 
-def to_config(cls: type) -> ConfigDict:
+def to_config(cls: type, kind: type[ConfigDict] = ConfigDict) -> ConfigDict:
     """The config with every default of `cls`, its sections as nested configs; locked, so that
     unknown names are errors.
+
+    Args:
+      kind: what the outermost is.
     """
-    config = ConfigDict()
+    config = kind()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        kind = option_type(hints[field.name])
+        value_type = option_type(hints[field.name])
         if "section" in field.metadata:
             config[field.name] = to_config(field.metadata["section"])
         elif field.default is None:
-            config[field.name] = config_dict.placeholder(kind)
-        elif kind is object:
+            config[field.name] = config_dict.placeholder(value_type)
+        elif value_type is object:
             config[field.name] = config_dict.FieldReference(field.default, field_type=object)
         else:
             config[field.name] = field.default

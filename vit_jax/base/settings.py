@@ -9,6 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.renamed import current_name
 from vit_jax.base.schema import converted, is_read, nearest, option_type, walk
 
 # Options of earlier versions, and why they are no longer needed.
@@ -34,6 +35,7 @@ def change(
     """
     fields, changes = dict(walk(cls)), {}
     for name, text in settings:
+        name = current_name(name)
         if name in REMOVED:
             logging.warning("config.%s=%s is ignored: %s", name, text, REMOVED[name])
             continue

@@ -24,7 +24,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import fingerprints, shards
+from vit_jax.checkpoints import descriptions, fingerprints, shards
 from vit_jax.checkpoints.reading import everywhere
 from vit_jax.checkpoints.shards import Layout, ShardFile
 from vit_jax.devices import processes
@@ -250,7 +250,7 @@ class LocalTier:
         first = next(process for process, offer in enumerate(offers) if offer)
         mine = json.dumps(files[0].header["description"]) if first == processes.index() else ""
         described = processes.gather("description of a local checkpoint", mine, self._wait)
-        return json.loads(described[first])
+        return descriptions.with_current_names(json.loads(described[first]))
 
     def _read(self, files: list[ShardFile]) -> dict[int, np.ndarray]:
         """This process's shards from files of one step; a damaged file is removed from the list.

@@ -98,7 +98,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     if not checkpoint.adapters:
         raise CheckpointError(
             f"{path} is not written: peft's format holds adapters, and the source is a whole model. Convert a run with "
-            "--config.adapt.lora_rank, or write --to=huggingface"
+            "--config.lora.lora_rank, or write --to=huggingface"
         )
     table, whole = _rules(checkpoint, path)
     params, new = patterns.union(checkpoint.params, checkpoint.variables), checkpoint.adapters

@@ -60,7 +60,7 @@ class Adapters:
         """The parameters of a model (or their shapes) as the base, which is frozen, and what is trained of it."""
         # Heads, which a model need not have.
         if classifier.without_exits(self.also) != classifier.without_exits([classifier.HEADS]):
-            patterns.check_patterns(self.also, patterns.names(params), "config.adapt.also")
+            patterns.check_patterns(self.also, patterns.names(params), "config.lora.also")
         trained = set(patterns.matching(self.also, patterns.names(params)))
         return _select(params, lambda name: name not in trained), _select(
             params, trained.__contains__
@@ -74,7 +74,7 @@ class Adapters:
         """
         base, _ = self.split(params)
         possible = dict(targets(base))
-        where = "config.adapt.lora_targets"
+        where = "config.lora.lora_targets"
         if not self.targets:
             raise ConfigError(
                 f"{where} is empty: name layers, such as {next(iter(possible), 'none')}"

@@ -162,9 +162,9 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
             raise ConfigError(
                 f"config.{section}.teacher = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
-    if typed.adapt.lora_rank and not typed.init_from:
+    if typed.lora.lora_rank and not typed.init_from:
         raise ConfigError(
-            f"config.adapt.lora_rank is {typed.adapt.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
+            f"config.lora.lora_rank is {typed.lora.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
         )
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
@@ -324,7 +324,7 @@ def assemble(config: Config, **data: Any) -> Assembly:
 
 def adapters_of(config: Config) -> Adapters | None:
     """What a run trains of its model; `None`: all of it."""
-    rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
+    rank, targets, also = config.lora.lora_rank, config.lora.lora_targets, config.lora.also
     return Adapters(rank, targets, also) if rank else None
 
 

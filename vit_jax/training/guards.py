@@ -38,7 +38,7 @@ class NotWritable(UserError):
 
 
 # Fields whose patterns name heads.
-PATTERNS = ("config.init_reset", "config.adapt.also", "config.optim.freeze")
+PATTERNS = ("config.init_reset", "config.lora.also", "config.optim.freeze")
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
