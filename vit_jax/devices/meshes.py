@@ -41,7 +41,7 @@ MATRICES = "stack_"
 # The last two axes of an array on a TPU are padded to multiples of these (gradients are bfloat16).
 _TILE = (16, 128)
 
-# (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
+# (pattern, axis): the axis that tensor parallelism shards, counted from the end so that stacked and
 # single layers read alike. These rules are for the layers that families share; a family with layers
 # of its own declares theirs in `classifier.ClassifierConfig.tensor_rules`.
 # Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,

@@ -40,7 +40,7 @@ class ClassifierConfig:
     convolutional: ClassVar[bool] = False
     # Parameters whose last axis but one runs over the channels of the images.
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/kernel",)
-    # The axes that tensor parallelism cuts in layers that only this family has: (pattern, axis from
+    # The axes that tensor parallelism shards in layers that only this family has: (pattern, axis from
     # the end), as `meshes.TENSOR_RULES` has them for the shared layers.
     tensor_rules: ClassVar[tuple[tuple[str, int], ...]] = ()
 

@@ -30,7 +30,7 @@ def check_rotation(config: classifier.ClassifierConfig) -> None:
     if config.rope != "none" and size % 4:
         raise ConfigError(
             f"model.rope={config.rope} turns pairs of channels by rows and by columns: heads of {size} "
-            "channels, model.width / model.heads, cannot be cut in four"
+            "channels, model.width / model.heads, cannot be split in four"
         )
     for name in ("rope_shift", "rope_jitter", "rope_rescale"):
         value = getattr(config, name)

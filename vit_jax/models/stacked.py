@@ -54,7 +54,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`."""
+        """One stack of `depth` layers."""
         return {"layers": self.depth}
 
     def block_flops(self) -> int:

@@ -105,7 +105,7 @@ def _flat(tree, prefix: str):
 
 
 def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
-    """Raises `ConfigError` unless batches can be cut evenly over the mesh."""
+    """Raises `ConfigError` unless batches can be split evenly over the mesh."""
     replicas = meshes.batch_shards(mesh)
     part = config.batch_size // config.accumulate
     sizes = {"batch_size / accumulate": part, "eval.batch_size": config.eval.batch_size}

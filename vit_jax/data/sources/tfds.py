@@ -71,7 +71,7 @@ class Tfds:
         return self._record(index, self._records[index])
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`."""
+        """Several records, read by one request to the files."""
         stored = self._records.read(indices)
         return [self._record(*pair) for pair in zip(indices, stored, strict=True)]
 

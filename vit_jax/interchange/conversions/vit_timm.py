@@ -37,7 +37,7 @@ class Timm(contract.TimmConversion):
     """VisionTransformer and Eva."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
-    # The names of DINOv2's and DINOv3's own code, which while training cuts the blocks into chunks.
+    # The names of DINOv2's and DINOv3's own code, which splits the blocks into chunks while training.
     renamed = (
         (r"^(register|storage)_tokens$", "reg_token"),
         (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),

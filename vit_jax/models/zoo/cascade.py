@@ -66,7 +66,7 @@ class Exit:
         self.relations = reuse.Relations(config, link, rngs=rngs) if takes else None
 
     def make_encoder(self, config: T2TNetwork | DeiTNetwork, rngs: nnx.Rngs) -> reuse.Encoder:
-        """See `PublishedViT`."""
+        """The encoder whose blocks take what the previous exit hands over."""
         return reuse.Encoder(config, config.link, rngs=rngs)
 
     def __call__(

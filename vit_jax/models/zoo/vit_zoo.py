@@ -100,7 +100,7 @@ class PublishedViT(VisionTransformer):
         )
 
     def make_norm(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:
-        """See `vit_zoo_blocks.make_norm`."""
+        """The norm after the last layer, of the kind that the config names."""
         return blocks.make_norm(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_position(self, config: PublishedViTConfig, rngs: nnx.Rngs):
