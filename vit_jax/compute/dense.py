@@ -25,7 +25,7 @@ def gradients_in(dtype: str) -> Iterator[None]:
 
 
 def gradient_dtype() -> jnp.dtype:
-    """The type that `gradients_in` has set for gradients of kernels."""
+    """See `gradients_in`."""
     return jnp.dtype(_gradients.get())
 
 

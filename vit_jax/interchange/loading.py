@@ -296,7 +296,7 @@ def _reset_patterns(
     config: classifier.ClassifierConfig,
     reset: Iterable[str] | None,
 ) -> Iterable[str]:
-    """The patterns to reset: those given, or by default those of what the new model cannot take."""
+    """See `weights_from`."""
     if reset is not None:
         return reset
     same_family = type(checkpoint.model_config) is type(config)

@@ -38,7 +38,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """The checkpoint in a file or folder of timm's names."""
+    """See `formats`."""
     _refuse_other_families(file)
     stated = tensors_by_name.in_header(file)
     architecture, tag = published_name(file)

@@ -54,7 +54,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
 
     @property
     def layers(self) -> dict[str, int]:
-        """One stack of `depth` layers."""
+        """See `classifier.ClassifierConfig`."""
         return {"layers": self.depth}
 
     def block_flops(self) -> int:

@@ -94,7 +94,7 @@ class Mae(Objective):
 
     @property
     def decoder(self) -> PublishedViTConfig:
-        """The config of the decoder for the model that is trained (`decoder_of`)."""
+        """See `decoder_of`."""
         return decoder_of(self.context.model, self.options)
 
     def own(self, rngs: nnx.Rngs) -> Own:

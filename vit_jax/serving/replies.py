@@ -52,7 +52,7 @@ class ClassReplies:
         self._network, self._batcher = network, batcher
 
     def about(self) -> dict[str, Any]:
-        """What /model says: whether attention can be shown."""
+        """See `Replies`."""
         return {"attention": self._network.has_attention, "maps": False}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:
@@ -97,7 +97,7 @@ class MapReplies:
         self._colors = masks.palette(len(network.classes)).tolist()
 
     def about(self) -> dict[str, Any]:
-        """What /model says: that it answers with maps."""
+        """See `Replies`."""
         return {"attention": False, "maps": True, "things": self._network.finds_things}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:

@@ -34,7 +34,7 @@ class Relabelled:
         return self._relabelled(self.source[index])
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """Several records, with the labels of the renumbered classes."""
+        """See `record.Source`."""
         return [self._relabelled(record) for record in read_records(self.source, indices)]
 
     def _relabelled(self, record: Record) -> Record:

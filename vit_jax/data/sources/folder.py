@@ -59,7 +59,7 @@ class ImageFiles:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """Several records, their files read at the same time."""
+        """See `record.Source`."""
         paths = [self._path(index) for index in indices]
         return [
             Record(_good(content), label_at(self.labels, index), readable(path))
@@ -67,7 +67,7 @@ class ImageFiles:
         ]
 
     def identity(self, index: int) -> tuple[str, int] | None:
-        """The path and a mark of the content, of an image in a bucket (`record.Source`)."""
+        """See `record.Source`."""
         return None if self.contents is None else (self.paths[index], int(self.contents[index]))
 
     def fingerprint(self) -> str:

@@ -78,7 +78,7 @@ class MaskedImages:
         return records
 
     def identity(self, index: int) -> tuple | None:
-        """Plain data that differs where an image in a bucket was replaced (`record.Source`)."""
+        """See `record.Source`."""
         if self.contents is None:
             return None
         segments = self.segments and self.segments[self.pairs[index][1]].tobytes()

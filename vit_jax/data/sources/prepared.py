@@ -115,7 +115,7 @@ class Prepared:
             return Record(b"", () if self.multi_label else some_label, name)
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """Several records, read by one request to the files."""
+        """See `record.Source`."""
         try:
             return [self._record(stored) for stored in self._records.read(indices)]
         except DataError:

@@ -71,7 +71,7 @@ class Tfds:
         return self._record(index, self._records[index])
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """Several records, read by one request to the files."""
+        """See `record.Source`."""
         stored = self._records.read(indices)
         return [self._record(*pair) for pair in zip(indices, stored, strict=True)]
 

@@ -55,7 +55,7 @@ def layout(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
 
 
 def refusal(config: PublishedViTConfig, kind: str) -> str:
-    """Why the tower's code in transformers cannot compute the model; '' if it can."""
+    """See `Conversion.refusal`."""
     kind = kind.removesuffix("_with_registers")
     name = _NAMES[kind]
     if reason := _refused_head(config, kind):
@@ -121,7 +121,7 @@ def _other_mlp(config: PublishedViTConfig) -> bool:
 def expressed(
     config: PublishedViTConfig, params: dict, kind: str
 ) -> tuple[PublishedViTConfig, dict]:
-    """The model in the options that the tower's code in transformers has (`Conversion.expressed`)."""
+    """See `Conversion`."""
     if kind == "dinov3_vit":
         return config, params
     config, params = vit_flax.with_learned_position(config, params)

@@ -152,7 +152,7 @@ def gated_size(hidden: int) -> int:
 
 
 def rules(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-    """The rules of a tower's tensors, by the layout that was recognised."""
+    """See `Conversion`."""
     kind, at = layout["kind"], layout["prefix"]
     own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
     own |= {"siglip": _rules_clip, "siglip2": _rules_clip}

@@ -66,7 +66,7 @@ class Exit:
         self.relations = reuse.Relations(config, link, rngs=rngs) if takes else None
 
     def make_encoder(self, config: T2TNetwork | DeiTNetwork, rngs: nnx.Rngs) -> reuse.Encoder:
-        """The encoder whose blocks take what the previous exit hands over."""
+        """See `PublishedViT`."""
         return reuse.Encoder(config, config.link, rngs=rngs)
 
     def __call__(

@@ -151,7 +151,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """The patch embeddings of both branches."""
+        """See `classifier.ClassifierConfig`."""
         first = "conv1/kernel" if self.convolutional_stem else "kernel"
         return tuple(f"embedding/{name}/{first}" for name in BRANCHES)
 

@@ -110,7 +110,7 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """The kernel that meets the image: of the stem, or of the patch embedding."""
+        """See `classifier.ClassifierConfig`."""
         return ("embedding/stem/conv1/kernel",) if self.conv_stem else ("embedding/kernel",)
 
     @property

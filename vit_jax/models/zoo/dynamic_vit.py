@@ -138,7 +138,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """The patch embedding of every exit."""
+        """See `classifier.ClassifierConfig`."""
         return tuple(
             f"{name}/{kernel}"
             for name, network in zip(exit_names(self), self.networks, strict=True)
@@ -219,7 +219,7 @@ class DynamicViT(classifier.Classifier):
 
     @property
     def num_exits(self) -> int:
-        """How many exits the model has, the last included."""
+        """See `contract.Exiting`."""
         return len(self.config.grids)
 
     def exit(

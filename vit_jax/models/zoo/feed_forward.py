@@ -118,7 +118,7 @@ class FeedForwardBlock(nnx.Module):
         self.token_mlp = Mlp(config.tokens, config.token_hidden, **how)
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
-        """One block: tokens (B, N, D) to the same, and no arrays of its own to capture."""
+        """See `StackedModel`."""
         keys = split(key, 4)
         y = self.channel_mlp(self.channel_norm(x), keys[0])
         x = x + drop_path(y, drop_path_rate, keys[1])

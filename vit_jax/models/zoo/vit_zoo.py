@@ -100,7 +100,7 @@ class PublishedViT(VisionTransformer):
         )
 
     def make_norm(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:
-        """The norm after the last layer, of the kind that the config names."""
+        """See `vit_zoo_blocks.make_norm`."""
         return blocks.make_norm(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_position(self, config: PublishedViTConfig, rngs: nnx.Rngs):

@@ -230,12 +230,12 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def pool_heads(self) -> int:
-        """Heads of attention pooling."""
+        """See `pooling.PooledConfig`."""
         return self.map_heads or self.heads
 
     @property
     def pool_mlp_dim(self) -> int:
-        """Hidden units of the MLP after attention pooling."""
+        """See `pooling.PooledConfig`."""
         return self.map_mlp_dim or self.mlp_dim
 
     @property
@@ -244,7 +244,7 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def position_place(self) -> str:
-        """Where positions are added: at the stem, in the layers, or shared by these (`positions.place`)."""
+        """See `positions.place`."""
         return positions.place(self.position, self.position_at)
 
     @property

@@ -213,12 +213,12 @@ class Segmentation(Objective):
 
     @property
     def points(self) -> losses.Points:
-        """How many points the losses of queries sample, and how (`losses.Points`)."""
+        """See `losses.Points`."""
         return losses.Points(self.options.points)
 
     @property
     def weights(self) -> losses.Weights:
-        """The weights of the losses of queries (`losses.Weights`)."""
+        """See `losses.Weights`."""
         options = self.options
         return losses.Weights(
             options.mask_weight, options.dice_weight, options.class_weight, options.no_object
