@@ -54,8 +54,8 @@ def resolve_from_checkpoint(
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
     for name, unsaid in DEFAULT_IF_MISSING.items():
         if not config.data[name]:
-            found = (prepared or {}).get(name, unsaid)
-            config.data[name] = tuple(found) if isinstance(found, list) else found
+            known = (prepared or {}).get(name, unsaid)
+            config.data[name] = tuple(known) if isinstance(known, list) else known
     augment.check_normalization(config.data, config.init_from)
     return config
 
@@ -72,9 +72,9 @@ def _resolve_model(
             else naming.nearest_name(source.model_config, source.called)
         )
     family = registry.family_named(model.name)
-    found = dict(saved["model"]) if saved else dict(vars(source.model_config))
+    options = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:
-        found |= source.model_config.options_for_image_size(sizes.parse(config.data.image_size))
+        options |= source.model_config.options_for_image_size(sizes.parse(config.data.image_size))
     # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
     roles = ("structure", "convention", "size") if whole else ("structure", "convention")
     for field in schema.options(family.Config):
@@ -85,5 +85,5 @@ def _resolve_model(
         is_reset = field.metadata["fitted"] and field.metadata["role"] == "structure"
         if is_reset and patterns.matching(config.init_reset, [f"{name}/kernel"]):
             continue
-        if found.get(name) is not None:
-            model[name] = found[name]
+        if options.get(name) is not None:
+            model[name] = options[name]

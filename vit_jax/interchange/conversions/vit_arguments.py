@@ -105,7 +105,7 @@ _HARMLESS = {
 
 def _mlp(take, eva: bool, width: int) -> tuple[bool, int]:
     """Whether the MLPs have a gate, and the size of their hidden layer."""
-    ratio = 4.0 if (found := take("mlp_ratio", 4.0)) is None else found
+    ratio = 4.0 if (given := take("mlp_ratio", 4.0)) is None else given
     hidden = int(width * ratio)
     if eva:
         aligned = take("swiglu_align_to", 0)
