@@ -16,5 +16,5 @@ def adapters_in(description: dict) -> Adapters | None:
 
 def saved_like(description: dict, like: Weights) -> Weights:
     """Shapes and dtypes of what a checkpoint holds of a model with those of `like`."""
-    found = adapters_in(description)
-    return like._replace(params=found.trained_like(like.params)) if found else like
+    adapters = adapters_in(description)
+    return like._replace(params=adapters.trained_like(like.params)) if adapters else like
