@@ -84,7 +84,7 @@ class Adapters:
 
     def init(self, params: dict, key: jax.Array) -> dict:
         """New adapters for a model with these parameters (or shapes): A is uniform, as in a new layer, B is zero."""
-        found: dict = {}
+        adapters: dict = {}
         for number, (name, target) in enumerate(self.chosen(params).items()):
             shape = (*target.a[:-1], self.rank)
             layers = int(patterns.is_stacked(name))
@@ -93,8 +93,8 @@ class Adapters:
                 jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound
             )
             zeros = jnp.zeros((*target.b[:layers], self.rank, *target.b[layers + 1 :]))
-            place(found, name, {A: draw, B: zeros})
-        return found
+            place(adapters, name, {A: draw, B: zeros})
+        return adapters
 
     def trained_like(self, params: dict) -> dict:
         """Shapes and dtypes of what is trained of a model with parameters like `params`."""
@@ -117,17 +117,17 @@ def whole(base: dict | None, trained: dict) -> dict:
 
 def adapted(base: dict, adapters: dict, add: Callable) -> dict:
     """`base` with `add(kernel, A, B, slot)` in place of each kernel that has an adapter."""
-    found = dict(base)
+    tree = dict(base)
     for name, node in adapters.items():
         if A in node:
-            slot = None if name in found else SLOTS[name]
+            slot = None if name in tree else SLOTS[name]
             layer = name if slot is None else "qkv"
-            kernel = add(found[layer]["kernel"], node[A], node[B], slot)
-            found[layer] = found[layer] | {"kernel": kernel}
+            kernel = add(tree[layer]["kernel"], node[A], node[B], slot)
+            tree[layer] = tree[layer] | {"kernel": kernel}
         else:
-            key = next(key for key in found if str(key) == name)
-            found[key] = adapted(found[key], node, add)
-    return found
+            key = next(key for key in tree if str(key) == name)
+            tree[key] = adapted(tree[key], node, add)
+    return tree
 
 
 def add_product(kernel: Any, a: Any, b: Any, slot: int | None, matmul: Callable) -> Any:
@@ -195,12 +195,12 @@ def place(tree: dict, name: str, node: dict) -> None:
 
 def _select(tree: dict, wanted: Callable[[str], bool], prefix: str = "") -> dict:
     """The leaves whose names are wanted; no empty dicts."""
-    found = {}
+    selected = {}
     for key, part in tree.items():
         name = f"{prefix}{key}"
         if not isinstance(part, dict):
             if wanted(name):
-                found[key] = part
+                selected[key] = part
         elif part := _select(part, wanted, f"{name}/"):
-            found[key] = part
-    return found
+            selected[key] = part
+    return selected

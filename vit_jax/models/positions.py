@@ -53,10 +53,10 @@ def place(kind: str, at: str) -> str:
     if kind == "none":
         return ""
     usual = "layers" if kind == "relative" else "stem"
-    found = usual if at == "auto" else at
+    level = usual if at == "auto" else at
     # What is fixed is the same in every layer.
     fixed = kind in ("sincos2d", "sinusoid", "fixed2d")
-    return "shared" if fixed and found == "layers" else found
+    return "shared" if fixed and level == "layers" else level
 
 
 def check_positions(config: classifier.ClassifierConfig) -> None:

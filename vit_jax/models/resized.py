@@ -65,8 +65,8 @@ def _matrices(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> dict[str, np.ndarray]:
     """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it."""
-    trees = [registry.abstract_weights(one)[1] for one in (config, target)]
-    found = {}
+    trees = [registry.abstract_weights(model_config)[1] for model_config in (config, target)]
+    by_name = {}
     for old, new in zip(*trees, strict=True):
         for name, before, after in zip(
             patterns.names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
@@ -83,5 +83,5 @@ def _matrices(
                 )
             # The fit of a table is linear in its rows, and the same for each of its columns.
             (matrix,) = step[1](np.eye(before.shape[1])[None])
-            found[name] = matrix.astype(np.float32)
-    return found
+            by_name[name] = matrix.astype(np.float32)
+    return by_name
