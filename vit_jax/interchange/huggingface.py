@@ -144,8 +144,8 @@ def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Prepro
         size = size.get("shortest_edge") or min(size["height"], size["width"])
     cut = _cut_size(metadata).get("image_size", image_size)
     if cut != image_size:
-        wanted, there = (min(height_width(one)) for one in (image_size, cut))
-        size = round(size * wanted / there)
+        wanted, actual = (min(height_width(size_of)) for size_of in (image_size, cut))
+        size = round(size * wanted / actual)
         logging.warning(
             "%s cuts images of %s pixels, and the model is for %s: they are resized to %d, in proportion, and "
             "cut to that", path, sizes.size_text(cut), sizes.size_text(image_size), size,

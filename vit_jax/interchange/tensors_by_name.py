@@ -344,12 +344,12 @@ def image_size_option(size: Size | str | list[int] | None) -> dict[str, Any]:
 
 def header(checkpoint: LoadedCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
     """What our files say about the model beside the tensors; JSON."""
-    found = dict(options)
+    content = dict(options)
     if checkpoint.classes:
-        found["classes"] = list(checkpoint.classes)
+        content["classes"] = list(checkpoint.classes)
     if checkpoint.preprocessing:
-        found["preprocessing"] = vars(checkpoint.preprocessing)
-    return found
+        content["preprocessing"] = vars(checkpoint.preprocessing)
+    return content
 
 
 def in_header(file: CheckpointFile) -> dict[str, Any]:

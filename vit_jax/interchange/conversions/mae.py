@@ -128,12 +128,12 @@ def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
     positions = table[-1].theirs
     if positions in extras:
         wanted["position"] = jax.ShapeDtypeStruct(_positions(config).shape, np.float32)
-    found = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    tensors = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {name: shape for name, (shape, _) in translation.specs(table, wanted).items()}:
         logging.info("the decoder in the checkpoint is skipped: it is none of MAE's")
         return None
-    params = translation.to_ours(table, found, wanted, source="the decoder")
+    params = translation.to_ours(table, tensors, wanted, source="the decoder")
     position = params.pop("position", None)
     if position is not None and not np.allclose(position, _positions(config), atol=1e-5):
         logging.info(

@@ -100,9 +100,9 @@ class HuggingFace(HuggingFaceConversion):
             not in (0, config.width),
             "distillation_head without classes": config.two_heads and not config.num_classes,
         }
-        found = [name for name, there in lacks.items() if there]
-        if found:
-            return f"transformers' ViT and DeiT have no {', no '.join(found)}"
+        missing = [name for name, lacking in lacks.items() if lacking]
+        if missing:
+            return f"transformers' ViT and DeiT have no {', no '.join(missing)}"
         return refusal_everywhere(config)
 
     def expressed(
