@@ -50,12 +50,12 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
     changed = []
     for key in ("config", "classes", "training_examples"):
-        old, new = (dict(_flat(_part(one, key), key)) for one in (saved, description))
+        old, new = (dict(_flat(_part(described, key), key)) for described in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
             if name not in may_change and not same(before, now):
                 changed.append(f"{name}: {before!r} -> {now!r}")
-    before, now = (one.get("training_data") for one in (saved, description))
+    before, now = (described.get("training_data") for described in (saved, description))
     if before and now and not fingerprint.same(before, now):  # an earlier version did not look
         changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed

@@ -100,8 +100,8 @@ def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:
             images, dataclasses.replace(config, data=data), meshes.batch_sharding(mesh)
         ) as batches,
     ):
-        (found,) = gathering.on_host(((answer(weights, batch),) for batch in batches), mesh)
-    return found[: len(images)]
+        (answers,) = gathering.on_host(((answer(weights, batch),) for batch in batches), mesh)
+    return answers[: len(images)]
 
 
 def _write(file: epath.Path, given: PseudoLabels, identity: dict) -> None:
