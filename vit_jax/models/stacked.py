@@ -167,9 +167,9 @@ class StackedModel(classifier.Classifier):
         """One block, as `stack.scan` runs it."""
 
         def step(block, x, rate, key):
-            x, found = block(x, rate, key, training=training)
+            x, arrays = block(x, rate, key, training=training)
             if not capture:
                 return x, {}
-            return x, contract.captured(capture, **found, blocks=self.from_blocks(x))
+            return x, contract.captured(capture, **arrays, blocks=self.from_blocks(x))
 
         return step

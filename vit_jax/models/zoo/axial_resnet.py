@@ -62,11 +62,11 @@ class AxialResNetConfig(Stages, classifier.ClassifierConfig):
     @property
     def grids(self) -> list[tuple[int, int]]:
         """Heights and widths of the feature maps: after the root, then after each stage."""
-        found = [tuple(-(-length // 4) for length in self.height_width)]
+        maps = [tuple(-(-length // 4) for length in self.height_width)]
         for stage in range(len(self.units)):
-            half = tuple(-(-length // 2) for length in found[-1])
-            found.append(half if stage else found[-1])
-        return found
+            half = tuple(-(-length // 2) for length in maps[-1])
+            maps.append(half if stage else maps[-1])
+        return maps
 
     @property
     def tokens(self) -> int:

@@ -171,10 +171,10 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
     def options_for_image_size(self, image_size: Size) -> dict[str, Any]:
         """The windows of the image stay; so there are other grids."""
         pixels = sizes.height_width(image_size)
-        found = [cascade.at_size(self.backbone, pixels, n.windows) for n in self.networks]
-        if not all(found):
+        fits = [cascade.at_size(self.backbone, pixels, n.windows) for n in self.networks]
+        if not all(fits):
             return {}  # whose error says what does not fit
-        windows, grids = zip(*found, strict=True)
+        windows, grids = zip(*fits, strict=True)
         return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
     def reset_patterns(self, target: "DynamicViTConfig") -> tuple[str, ...]:
@@ -266,16 +266,16 @@ def _windows_for(config: DynamicViTConfig, grid: tuple[int, int]) -> cascade.Win
     Raises:
       ConfigError: there are none.
     """
-    found = cascade.fitting(config.backbone, config.height_width)
-    if grid not in found:
-        near = sorted(found, key=lambda g: abs(math.prod(g) - math.prod(grid)))[:3]
+    by_grid = cascade.fitting(config.backbone, config.height_width)
+    if grid not in by_grid:
+        near = sorted(by_grid, key=lambda g: abs(math.prod(g) - math.prod(grid)))[:3]
         near = _text(tuple(sizes.parse(g) for g in sorted(near)))
         raise ConfigError(
             f"model.grids: images of {sizes.size_text(config.image_size)} pixels cannot be split into "
             f"{grid[0]}x{grid[1]} tokens by the windows of a {config.backbone} backbone; nearest grids "
             f"that fit: {near or 'none'}"
         )
-    return found[grid]
+    return by_grid[grid]
 
 
 def _text(grids: tuple[Size, ...]) -> str:

@@ -166,17 +166,17 @@ class EfficientNetConfig(batch_norm.BatchNormConfig):
     @property
     def blocks(self) -> list[Shape]:
         """All blocks in their order; equal ones that follow each other are one of these."""
-        found, inputs, before = [], scaled(ROOT, self.width_factor), 0
+        shapes, inputs, before = [], scaled(ROOT, self.width_factor), 0
         for number, (count, stage) in enumerate(zip(self.units, STAGES, strict=False), 1):
             outputs = scaled(stage.channels, self.width_factor)
             name, inside = f"stages/{number}", (stage.kernel, stage.stride, stage.expansion)
-            found.append(Shape(f"{name}/first", 1, before, inputs, outputs, *inside))
+            shapes.append(Shape(f"{name}/first", 1, before, inputs, outputs, *inside))
             if count > 1:
                 inside = (stage.kernel, 1, stage.expansion)
                 others = Shape(f"{name}/layers", count - 1, before + 1, outputs, outputs, *inside)
-                found.append(others)
+                shapes.append(others)
             inputs, before = outputs, before + count
-        return found
+        return shapes
 
     @property
     def outputs(self) -> int:

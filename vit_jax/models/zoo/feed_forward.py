@@ -111,11 +111,11 @@ class FeedForwardBlock(nnx.Module):
     """x + mlp(norm(x)) over channels, then the same over tokens, where the norm too is over tokens."""
 
     def __init__(self, config: FeedForwardConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
-        how = dict(activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs)
+        common = dict(activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs)
         self.channel_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.channel_mlp = Mlp(config.width, config.mlp_dim, **how)
+        self.channel_mlp = Mlp(config.width, config.mlp_dim, **common)
         self.token_norm = layer_norm(config.tokens, config.epsilon, dtype, rngs)
-        self.token_mlp = Mlp(config.tokens, config.token_hidden, **how)
+        self.token_mlp = Mlp(config.tokens, config.token_hidden, **common)
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
         """See `StackedModel`."""

@@ -85,12 +85,12 @@ class Stages:
 
     def unit_layers(self, stages: str) -> dict[str, int]:
         """`classifier.ClassifierConfig.layers` of the stages with this name: every unit is a layer."""
-        found = {}
+        layers = {}
         for stage, count in enumerate(self.units, 1):
-            found[f"{stages}/{stage}/first"] = 1
+            layers[f"{stages}/{stage}/first"] = 1
             if count > 1:
-                found[f"{stages}/{stage}/layers"] = count - 1
-        return found
+                layers[f"{stages}/{stage}/layers"] = count - 1
+        return layers
 
 
 @dataclasses.dataclass(frozen=True)

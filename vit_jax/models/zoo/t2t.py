@@ -129,8 +129,8 @@ class T2TViTConfig(PublishedViTConfig):
         Raises:
           ConfigError: the image size leaves pixels that no window sees.
         """
-        found = [window_counts(side, self.splits) for side in self.height_width]
-        for side, counts in zip(self.height_width, found, strict=True):
+        counts_by_side = [window_counts(side, self.splits) for side in self.height_width]
+        for side, counts in zip(self.height_width, counts_by_side, strict=True):
             if counts is None:
                 possible = range(1, 2 * side + self.stride)
                 fitting = [n for n in possible if window_counts(n, self.splits)]
@@ -140,7 +140,7 @@ class T2TViTConfig(PublishedViTConfig):
                     f"model.first_split={self.first_split}, on a side of {side}: take "
                     + (" or ".join(map(str, sorted(near))) if near else "another first_split")
                 )
-        return tuple(zip(*found, strict=True))
+        return tuple(zip(*counts_by_side, strict=True))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -322,14 +322,14 @@ def window_counts(side: int, splits: Iterable[tuple[int, int, int]]) -> tuple[in
       side: in pixels.
       splits: side, stride and padding of the windows of each.
     """
-    found = []
+    counts = []
     for size, stride, padding in splits:
         count = windows.count_windows(side, size, stride, padding)
         if count < 1 or (count - 1) * stride + size < side + padding:
             return None
-        found.append(count)
+        counts.append(count)
         side = count
-    return tuple(found)
+    return tuple(counts)
 
 
 Config, Model = T2TViTConfig, T2TViT  # for the registry

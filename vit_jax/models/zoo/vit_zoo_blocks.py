@@ -262,7 +262,7 @@ class PublishedEncoder(nnx.Module):
             x, weights = block(x, rate, key, position, turned, bias)
             return x, contract.captured(capture, attention=weights, blocks=x)
 
-        how = dict(remat=choices.remat(config), unroll=config.unroll, joining=joining)
+        loop = dict(remat=choices.remat(config), unroll=config.unroll, joining=joining)
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan
-        x, captured = scan(step, self.layers, x, (*drawn, of_layer), **how)
+        x, captured = scan(step, self.layers, x, (*drawn, of_layer), **loop)
         return x if self.norm is None else self.norm(x), captured

@@ -279,8 +279,8 @@ class PublishedViTConfig(VisionTransformerConfig):
     def fit_parameter(
         self, name: str, target: "PublishedViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        found = positions.fit_parameter(name, self, target, resize)
-        return found or classifier.fit_patches(name, self, target)
+        fitted = positions.fit_parameter(name, self, target, resize)
+        return fitted or classifier.fit_patches(name, self, target)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
