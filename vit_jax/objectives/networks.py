@@ -138,8 +138,10 @@ class Networks:
 def variables_of(learner: Learner) -> dict:
     """The state that is not trained by its owner, as it is now."""
     owners = {"model": learner.model, OWN: learner.own}
-    found = {owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None}
-    return {owner: tree for owner, tree in found.items() if tree}
+    by_owner = {
+        owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
+    }
+    return {owner: tree for owner, tree in by_owner.items() if tree}
 
 
 def model_part(params: dict) -> dict:
