@@ -65,8 +65,8 @@ def specs(
             shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), dtype
         elif num_classes and not masks:
             rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
-            one_row = (config.batch_size, num_classes), np.float32
-            shapes["label"] = one_row if rows else ((config.batch_size,), np.int32)
+            label_rows = (config.batch_size, num_classes), np.float32
+            shapes["label"] = label_rows if rows else ((config.batch_size,), np.int32)
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
         if batch not in batches:
             batches.append(batch)

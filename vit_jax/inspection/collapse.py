@@ -15,10 +15,8 @@ def alike(similarity: np.ndarray) -> int:
 
 def inspect(context: InspectionContext) -> Section:
     """Similarity of attention between layers."""
-    section, similarities = (
-        Section("Collapse: do layers attend alike?", ""),
-        context.details.similarity,
-    )
+    section = Section("Collapse: do layers attend alike?", "")
+    similarities = context.details.similarity
     if not similarities:
         section.text = NO_ATTENTION
         return section
