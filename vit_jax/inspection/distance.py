@@ -47,8 +47,8 @@ def inspect(context: InspectionContext) -> Section:
 
 
 def _pictures(name: str, stream: Stream, count: int) -> dict:
-    title, left_out = name.replace("_", " "), stream.negative[:, None, None]
-    distance = np.where(left_out, np.nan, stream.distance)
+    title, excluded = name.replace("_", " "), stream.negative[:, None, None]
+    distance = np.where(excluded, np.nan, stream.distance)
     mean = distance.mean(1)
     layers, heads = mean.shape
     at = np.repeat(np.arange(1, layers + 1), heads)
@@ -83,7 +83,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     )  # fmt: skip
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
     for colour, (words, values) in zip(style.COLOURS[1:], others.items(), strict=False):
-        variants.line(depths, np.where(left_out, np.nan, values).mean((1, 2)), colour, words)
+        variants.line(depths, np.where(excluded, np.nan, values).mean((1, 2)), colour, words)
     return figures | {f"{name}_distance_variants": variants.image()}
 
 

@@ -147,11 +147,11 @@ def inspect_means(context: InspectionContext) -> Section:
             x="layer", whole=True, y="share of attention over share of area",
         )  # fmt: skip
         depths = np.arange(1, len(stream.mean_read) + 1)
-        for number, (kind, (means, left_out)) in enumerate(kinds.items()):
-            if left_out.all():
+        for number, (kind, (means, excluded)) in enumerate(kinds.items()):
+            if excluded.all():
                 continue
-            share = np.where(left_out, np.nan, centre_share(means, stream.layout.grid))
-            first, last = np.flatnonzero(~left_out)[[0, -1]]
+            share = np.where(excluded, np.nan, centre_share(means, stream.layout.grid))
+            first, last = np.flatnonzero(~excluded)[[0, -1]]
             plot.line(depths, share, style.COLOURS[number], f"{kind} of {_reader(stream)}")
             plot.dots(depths, share, style.COLOURS[number])
             section.numbers |= {f"{name}/mean_{kind}": means, f"{name}/centre_{kind}": share}
@@ -159,7 +159,7 @@ def inspect_means(context: InspectionContext) -> Section:
                 f"{(title if kind == 'attention' else kind).capitalize()}, mean over {count} images: "
                 f"{share[first]:.2f} in layer {first + 1}, {share[last]:.2f} in layer {last + 1}."
             )
-            layers = [layer for layer in spread(len(means), 16) if not left_out[layer]]
+            layers = [layer for layer in spread(len(means), 16) if not excluded[layer]]
             maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
             maps = [mean / mean.sum() * mean.size for mean in maps]
             high = max(mean.max() for mean in maps)

@@ -24,7 +24,7 @@ from vit_jax.models import published
 _NAME = re.compile(
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<file>.+))?"
 )
-_BESIDE = (CONFIG, PROCESSOR)
+_COMPANIONS = (CONFIG, PROCESSOR)
 # A single file of weights under another name, the first kind of which there is one.
 _SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 _SHOWN = 12
@@ -67,7 +67,7 @@ def _file(repo: str, revision: str, file: str) -> epath.Path:
     from huggingface_hub.errors import EntryNotFoundError
 
     path = epath.Path(hf_hub_download(repo, file, revision=revision))
-    for companion in _BESIDE:
+    for companion in _COMPANIONS:
         try:
             hf_hub_download(repo, os.path.join(os.path.dirname(file), companion), revision=revision)
         except EntryNotFoundError:
@@ -98,7 +98,7 @@ def _repository(name: str, repo: str, revision: str) -> epath.Path:
         wanted = [
             name_in_repo
             for name_in_repo in names
-            if name_in_repo in (*_BESIDE, weights) or _is_shard(name_in_repo, weights)
+            if name_in_repo in (*_COMPANIONS, weights) or _is_shard(name_in_repo, weights)
         ]
         folder = epath.Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     return folder if (folder / CONFIG).exists() and weights in pytorch.NAMES else folder / weights

@@ -20,7 +20,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import published
 
-_SAYS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
+_PARAMETERS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def parse_name(name: epath.PathLike) -> Name:
       ConfigError: what follows the `#` is not understood.
     """
     text = os.fspath(name)
-    match = _SAYS.search(text)
+    match = _PARAMETERS.search(text)
     if not match:
         return Name(_local(text))
     parameters = dict(part.partition("=")[::2] for part in match[1].split("&"))

@@ -52,9 +52,9 @@ def resolve_from_checkpoint(
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
-    for name, unsaid in DEFAULT_IF_MISSING.items():
+    for name, default in DEFAULT_IF_MISSING.items():
         if not config.data[name]:
-            known = (prepared or {}).get(name, unsaid)
+            known = (prepared or {}).get(name, default)
             config.data[name] = tuple(known) if isinstance(known, list) else known
     augment.check_normalization(config.data, config.init_from)
     return config

@@ -38,7 +38,7 @@ EXTRAS = (
     r"(dino_head|ibot_head|projection_head|projector|predictor|prototypes)\..*",
 )  # fmt: skip
 # The same beside the network that a prefix names.
-_BESIDE = (
+_NOT_OF_MODEL = (
     r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
     r"(\w*head\w*|fc|classifier|projector|projection|predictor|prototypes|decoder\w*|neck|loss\w*|criterion)\..*",
     r"decoder_\w+(\..*)?",
@@ -170,7 +170,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         own = next((i for i, part in enumerate(parts) if part not in _BEFORE), len(parts) - 1)
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
-        if network or any(re.fullmatch(pattern, rest) for pattern in _BESIDE):
+        if network or any(re.fullmatch(pattern, rest) for pattern in _NOT_OF_MODEL):
             skipped.append(name)
         else:
             unknown.append(name)

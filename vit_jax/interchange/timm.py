@@ -26,7 +26,7 @@ _NOT_READ = {
     "ConvNeXt": r"(^|\.)stages\.\d+\.(blocks\.\d+\.conv_dw|\d+\.dwconv)\.weight$",
     "NaFlexViT": r"(^|\.)embeds\.proj\.weight$",
 }
-_STATED = (*vit_arguments.UNTOLD, "image_size")
+_STATED = (*vit_arguments.NOT_IN_TENSORS, "image_size")
 
 
 def recognises(file: CheckpointFile) -> bool:

@@ -26,8 +26,8 @@ _CURVES = {
 }
 
 
-_BESIDE_HEAD = "Evaluated beside the runs"
-_BESIDE = ("run", "evaluation", "step", "value", "best", "best_step")
+_FOLLOWED_HEAD = "Evaluated beside the runs"
+_FOLLOWED_FIELDS = ("run", "evaluation", "step", "value", "best", "best_step")
 
 
 def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
@@ -62,8 +62,8 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
         ],
         "notes": comparison.notes,
     }
-    if followed := _beside(comparison):
-        result["beside"] = [dict(zip(_BESIDE, row, strict=True)) for row in followed]
+    if followed := _followed(comparison):
+        result["beside"] = [dict(zip(_FOLLOWED_FIELDS, row, strict=True)) for row in followed]
     places.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
     places.write_whole(out / "report.md", _markdown(comparison, pictures))
     places.write_whole(out / "report.html", _page(comparison, pictures).html())
@@ -110,7 +110,7 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
         pictures[f"curve_{name.replace('/', '_')}"] = (title, image)
     for number, (name, image) in enumerate(references.pictures(comparison).items()):
         pictures[f"reference_{number}"] = (f"Beside the reference curve {name}", image)
-    for name in dict.fromkeys(row[1] for row in _beside(comparison)):
+    for name in dict.fromkeys(row[1] for row in _followed(comparison)):
         words, scale = compare.metric_in_words(name.partition(": ")[2])
         image = figures.curves(comparison, name, name, words, scale, followed=True)
         pictures[f"beside_{re.sub(r'[^a-zA-Z0-9]+', '_', name)}"] = (
@@ -178,7 +178,7 @@ def _markdown(comparison: Comparison, pictures: dict) -> str:
 
 def _further_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
     tables = {
-        _BESIDE_HEAD: _beside_table(comparison),
+        _FOLLOWED_HEAD: _followed_table(comparison),
         "Beside reference curves": references.rows(comparison),
     }
     return {head: table for head, table in tables.items() if table}
@@ -196,8 +196,8 @@ def _runs(comparison: Comparison) -> list[list[str]]:
     return table
 
 
-def _beside(comparison: Comparison) -> list[tuple]:
-    """Of each run, what `evaluate --follow` found, in the order of `_BESIDE`: the first metric of each data
+def _followed(comparison: Comparison) -> list[tuple]:
+    """Of each run, what `evaluate --follow` found, in the order of `_FOLLOWED_FIELDS`: the first metric of each data
     set, at the last step and at its best.
     """
     rows = []
@@ -225,8 +225,8 @@ def _beside(comparison: Comparison) -> list[tuple]:
     return rows
 
 
-def _beside_table(comparison: Comparison) -> list[list[str]]:
-    rows = _beside(comparison)
+def _followed_table(comparison: Comparison) -> list[list[str]]:
+    rows = _followed(comparison)
     if not rows:
         return []
     texts = []

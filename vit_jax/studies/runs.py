@@ -24,7 +24,7 @@ METRICS, RECIPE, RESULT, GOODPUT = "metrics.jsonl", "config.py", "result.json", 
 _LINES = 2_000
 _BELOW_A_RUN = {"checkpoints", "tensorboard", "profile", "evaluations", "logs", "compiled"}
 # What `evaluate --follow` leaves beside a run.
-_BESIDE = "evaluations/*.jsonl"
+_FOLLOWED_FILES = "evaluations/*.jsonl"
 
 
 @dataclasses.dataclass
@@ -120,14 +120,14 @@ def read_run(folder: epath.Path, name: str) -> Run:
     seconds = goodput.get("seconds", {})
     total = sum(seconds.values())
     shares = {kind: spent / total for kind, spent in seconds.items()} if total else {}
-    followed = _beside(folder, notes)
+    followed = _followed(folder, notes)
     reached = (result or {}).get("reached")
     return Run(name, config, curves, state, metric, value, step, shares, notes, reached, followed)
 
 
-def _beside(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _followed(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     by_name = {}
-    for path in sorted(folder.glob(_BESIDE)):
+    for path in sorted(folder.glob(_FOLLOWED_FILES)):
         curves, broken = _curves(path)
         if broken:
             notes.append(f"{broken} lines of {path.name} cannot be read and are skipped.")

@@ -146,7 +146,7 @@ def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     folders = tree.folders("")
     if not folders:
         return [(name, why) for name in tree.files("") if not _is_image(name)]
-    unread = [(name, "it lies beside the class folders") for name in _images_beside(tree, Unused())]
+    unread = [(name, "it lies beside the class folders") for name in _loose_images(tree, Unused())]
     for folder in folders:
         unread += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
     return sorted(unread, key=lambda entry: natural(entry[0]))
@@ -157,7 +157,7 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
     folders = tree.folders("")
     if not folders:
         return Table(where, (), False, hold_out(_unlabelled(tree, "", unused), config_data, where))
-    loose = _images_beside(tree, unused)
+    loose = _loose_images(tree, unused)
     if loose:
         logging.warning(
             "%s: %d images lie beside the class folders and are skipped, the first is %s",
@@ -191,7 +191,7 @@ def _labelled_splits(tree: Tree) -> list[str]:
     return [name for name in SPLITS if tree.folders(name)]
 
 
-def _images_beside(tree: Tree, unused: Unused) -> list[str]:
+def _loose_images(tree: Tree, unused: Unused) -> list[str]:
     """The images that are in no folder of a class, or of a split without labels, relative to the
     root, which has such folders.
     """

@@ -15,8 +15,8 @@ from vit_jax.interchange.conversions.vit_arguments import (
     ACTIVATIONS,
     EVA,
     KINDS,
+    NOT_IN_TENSORS,
     POOLS,
-    UNTOLD,
     VIT,
     Options,
     from_arguments,
@@ -108,8 +108,8 @@ def settled(
     Raises:
       CheckpointError: the metadata contradicts the tensors, or is not supported.
     """
-    own = {name: metadata[name] for name in UNTOLD if name in metadata}
-    options, left, compared = _from_said(tensor_options, shapes, metadata)
+    own = {name: metadata[name] for name in NOT_IN_TENSORS if name in metadata}
+    options, left, compared = _from_metadata(tensor_options, shapes, metadata)
     options |= own
     assumed = (n for n in compared if n not in own and _matters(n, tensor_options | options))
     return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
@@ -123,13 +123,13 @@ def _matters(name: str, options: Options) -> bool:
     return name not in needed or options["pool"] in needed[name]
 
 
-def _from_said(
+def _from_metadata(
     tensor_options: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """As `settled`, of a file that is not ours; the last are the options found by comparison."""
     named = metadata.get("architecture", "")
     known = published.architectures().get(named)
-    arguments = {n: v for n, v in metadata.items() if n not in _BESIDE_ARGUMENTS}
+    arguments = {n: v for n, v in metadata.items() if n not in _NO_ARGUMENTS}
     if known or _stated(arguments):
         kind = known.kind if known else _kind(arguments)
         if kind not in KINDS:
@@ -138,12 +138,23 @@ def _from_said(
             )
         options = from_arguments(kind, (known.arguments if known else {}) | arguments)
         _compare(tensor_options, options, "cls_token" in shapes, named)
-        return {name: options[name] for name in UNTOLD if name not in tensor_options}, {}, ()
+        return (
+            {name: options[name] for name in NOT_IN_TENSORS if name not in tensor_options},
+            {},
+            (),
+        )
     return _by_comparison(tensor_options, shapes, arguments)
 
 
 # What `metadata` has that is no argument of timm's class.
-_BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", "written_here", *UNTOLD}
+_NO_ARGUMENTS = {
+    "architecture",
+    "tag",
+    "image_size",
+    "wanted_size",
+    "written_here",
+    *NOT_IN_TENSORS,
+}
 # Arguments without which little of a model is known.
 _STATING = {"embed_dim", "num_heads"}
 
@@ -163,7 +174,7 @@ def _compare(tensor_options: Options, options: Options, has_class: bool, named: 
     from_file = tensor_options | {"class_token": has_class}
     for name in metadata.keys() & from_file.keys() - {
         *_FITTED,
-        *UNTOLD,
+        *NOT_IN_TENSORS,
         "map_mlp_dim",
         "last_norm",
     }:
@@ -185,7 +196,7 @@ def _by_comparison(
         for theirs, ours, names in _SAID_ALONE
         if theirs in arguments
     }
-    from_file = {n: v for n, v in tensor_options.items() if n not in (*_FITTED, *UNTOLD)}
+    from_file = {n: v for n, v in tensor_options.items() if n not in (*_FITTED, *NOT_IN_TENSORS)}
     has_class = "cls_token" in shapes
     from_file |= {"class": has_class, "map": tensor_options.get("pool") == "map"}
     from_file |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
@@ -199,7 +210,7 @@ def _by_comparison(
         ]
     likeliest = {"pool": "token" if has_class else "mean"}
     options, left = {}, {}
-    for name, usual in UNTOLD.items():
+    for name, usual in NOT_IN_TENSORS.items():
         if name in tensor_options or name in metadata:
             continue
         values: dict[Any, list[str]] = {}

@@ -57,7 +57,7 @@ DEFAULTS: dict[str, Fields] = {
 }
 _PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
 # Not part of the network, beside what is listed where it is recognised.
-_BESIDE = (
+_NOT_OF_TOWER = (
     r"(.*\.)?mask_token", r"decoder\..*", r"text_model\..*", "logit_(scale|bias)",
     r"(text|visual)_projection\.weight", r".*\.position_ids", r".*rope_embeddings\..*",
 )  # fmt: skip
@@ -91,7 +91,9 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     assumed = vit_config_json.assumed(
         {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
-    return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
+    return DetectedModel(
+        options | more, layout, left_out=(*_NOT_OF_TOWER, *left_out), assumed=assumed
+    )
 
 
 def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
