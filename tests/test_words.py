@@ -75,6 +75,17 @@ def test_a_name_says_what_it_holds():
     assert not more, "\n".join(more)
 
 
+def test_no_docstring_only_sends_the_reader_elsewhere():
+    """It says first what the function gives, or is."""
+    sent = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in FILES if path.suffix == ".py"
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.match(r' +"""See `', line)
+    ]  # fmt: skip
+    assert not sent, "\n".join(sent)
+
+
 def sentences_of(guide: pathlib.Path, ends: str) -> list[str]:
     """The prose of a guide between the marks `ends`; without code, tables, headings and lists of links."""
     text = re.sub(r"^```.*?^```", "", guide.read_text(), flags=re.M | re.S)

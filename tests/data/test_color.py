@@ -6,9 +6,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from PIL import Image, ImageFilter, ImageOps
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation import color
+from vit_jax.data.augmentation.augment import check_augmentation
 from vit_jax.data.options import Augment
 
 
@@ -40,8 +43,10 @@ def test_jitter_equals_float64_formulas():
     factors = np.concatenate(
         [random.uniform(0.5, 1.5, (3, 16)), random.uniform(-0.5, 0.5, (1, 16))]
     )
-    found = jax.jit(color.jitter)(jnp.asarray(images), jnp.asarray(factors, jnp.float32))
-    for image, own, one in zip(images, factors.T, found, strict=True):
+    jittered = jax.jit(color.jitter)(
+        images, jnp.asarray(factors[..., None, None, None], jnp.float32)
+    )
+    for image, own, one in zip(images, factors.T, jittered, strict=True):
         np.testing.assert_allclose(one, exactly(image, *own), atol=2e-3)
 
 
@@ -71,10 +76,33 @@ def test_a_blurred_image_is_near_pillows():
     image = np.stack([gradient, gradient[::-1], gradient.T], -1).astype(np.uint8)
     images = np.broadcast_to(image, (64, 24, 24, 3))
     found = color.change_colors(images, jax.random.key(0), Augment(blur=1.0))
-    sigma = color._sigma(jax.random.split(jax.random.fold_in(jax.random.key(0), 2))[1], 64)
+    number = list(color.CHANGES).index("blur")
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), number)
+    key = jax.random.split(key)[1]
+    sigma = color.blur_sigma(key, 64)
     for i in range(0, 64, 16):
         expected = np.asarray(
             Image.fromarray(image).filter(ImageFilter.GaussianBlur(float(sigma[i])))
         )
         difference = np.abs(np.asarray(found[i], int)[6:-6, 6:-6] - expected[6:-6, 6:-6])
         assert difference.max() <= 3
+
+
+def test_every_change_is_an_option_and_only_of_colours():
+    """As `CHANGES` says: a line there is asked for by its field, and refused of images without colours."""
+    for field, change in color.CHANGES.items():
+        off, on = Augment(), Augment(**{field: (0.1, 0.1, 0.1, 0.1) if field == "jitter" else 0.5})
+        assert not getattr(off, field) and 0 < getattr(on, change.probability) < 1
+        check_augmentation(on, channels=3)
+        with pytest.raises(ConfigError, match=f"config.augment.{field} changes the colours"):
+            check_augmentation(on, channels=1)
+
+
+def test_colour_jitter_comes_first_and_the_others_see_whole_levels():
+    images, key = batch(32), jax.random.key(3)
+    both = Augment(color_jitter=0.4, blur=0.5)
+    jittered = color.change_colors(images, key, dataclasses.replace(both, blur=0.0))
+    assert jittered.dtype == jnp.float32 and (jittered != jnp.round(jittered)).any()
+    rounded = jnp.floor(jittered + 0.5).astype(jnp.uint8)
+    after = color.change_colors(rounded, key, dataclasses.replace(both, color_jitter=0.0))
+    np.testing.assert_array_equal(color.change_colors(images, key, both), after)

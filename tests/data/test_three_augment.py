@@ -9,6 +9,7 @@ import PIL.ImageOps
 import scipy.ndimage
 import scipy.stats
 
+from vit_jax.data.augmentation import color
 from vit_jax.data.augmentation import three_augment as three
 
 BATCH = 300
@@ -22,12 +23,12 @@ def test_grey_equals_pillow_for_all_colours_of_a_grid():
     steps = np.arange(0, 256, 3, np.uint8)
     colours = np.stack(np.meshgrid(steps, steps, steps), -1).reshape(1, 86, -1, 3)
     expected = np.asarray(PIL.Image.fromarray(colours[0]).convert("L"))
-    np.testing.assert_array_equal(three.grey(colours)[0, ..., 0], expected)
+    np.testing.assert_array_equal(color.grey(colours)[0, ..., 0], expected)
 
 
 def test_blur_is_the_gaussian_and_near_pillows():
     images, sigma = batch()[:4], np.array([0.1, 0.5, 1.0, 2.0], np.float32)
-    actual = jax.jit(three.gaussian_blur)(images, sigma)
+    actual = jax.jit(color.gaussian_blur)(images, sigma)
     assert actual.dtype == jnp.uint8
     for image, result, s in zip(images, np.asarray(actual, int), sigma, strict=True):
         exact = scipy.ndimage.gaussian_filter(
@@ -42,7 +43,7 @@ def test_blur_is_the_gaussian_and_near_pillows():
 def test_each_image_is_grey_or_solarised_or_blurred_each_as_often():
     images = batch()
     out = np.asarray(jax.jit(three.three_augment)(images, jax.random.key(0)))
-    is_grey = (out == np.asarray(three.grey(images))).all((1, 2, 3))
+    is_grey = (out == np.asarray(color.grey(images))).all((1, 2, 3))
     solarized = np.stack([PIL.ImageOps.solarize(PIL.Image.fromarray(i)) for i in images])
     is_solarized = (out == solarized).all((1, 2, 3))
     assert not (is_grey & is_solarized).any()

@@ -4,6 +4,16 @@ WORKDIR/checkpoints/STEP holds `state` (the whole training state) and `descripti
 model, label names, preprocessing, versions), so that evaluating, predicting and fine-tuning need
 nothing but the directory. Here they are found and read; `saving` writes them, other people's formats
 are in `interchange`.
+
+    the path given          the checkpoint that is read
+    a checkpoint itself     this one
+    WORKDIR[/checkpoints]   the newest that was saved whole
+    WORKDIR/best            the one that the newest readable description names as the best
+
+    which one is damaged    what happens
+    one that is read here   a `CheckpointError`: weights of another step are not what was asked for
+    a run's newest          `saving.restore_latest` puts it aside; the run resumes from the previous one,
+                            or from a newer state on local disks (`tiers`)
 """
 
 import dataclasses

@@ -4,6 +4,16 @@ DIR/vit_jax-RUN/SESSION.PROCESS.STEP holds the shards on the devices of one proc
 A step can be restored when the processes together have all shards of it: a process whose files are
 gone gets the shards that others hold too. Files are data without code; how they look is in
 `shards`, the checkpoints in the workdir are in `saving`.
+
+    Two shards in two copies. A kill cut off the save of step 60, and host 2 was replaced:
+
+        process   shard on its devices   file of step 40   of step 60   restores step 60
+        0         0                      whole             whole        from its file; sends shard 0
+        1         1                      whole             whole        from its file; sends shard 1
+        2         0                      none              none         gets shard 0
+        3         1                      whole             unfinished   gets shard 1
+
+    With host 1 replaced too, nobody has shard 1 of step 60, and step 40 is restored: shard 1 by process 3.
 """
 
 import contextlib

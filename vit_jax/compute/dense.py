@@ -25,7 +25,7 @@ def gradients_in(dtype: str) -> Iterator[None]:
 
 
 def gradient_dtype() -> jnp.dtype:
-    """See `gradients_in`."""
+    """The type that `gradients_in` has set for the gradients of kernels."""
     return jnp.dtype(_gradients.get())
 
 

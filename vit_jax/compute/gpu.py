@@ -152,11 +152,11 @@ _layer_norm, _rms_norm = _with_affine(*norms.LAYER), _with_affine(*norms.RMS)
 
 @norms.layer_norm.on("gpu")
 def layer_norm(x, scale, bias, *, epsilon, dtype):
-    """See `_with_affine`."""
+    """As `norms.layer_norm`; only x and its statistics are stored, see `_with_affine`."""
     return _layer_norm(x, scale, bias, epsilon, dtype)
 
 
 @norms.rms_norm.on("gpu")
 def rms_norm(x, scale, *, epsilon, dtype):
-    """See `_with_affine`."""
+    """As `norms.rms_norm`; only x and its statistics are stored, see `_with_affine`."""
     return _rms_norm(x, scale, None, epsilon, dtype)

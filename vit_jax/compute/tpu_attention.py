@@ -5,6 +5,16 @@ A program of the grid has one image and some of its heads. Queries, keys and val
 the arrays that the projection writes, (B, N, H·C), without a copy by heads, and gradients are
 written the same way. Logits have keys along sublanes and queries along lanes: the softmax's maxima
 and sums are then plain vector operations, and results of narrow heads, (C, queries), fill tiles.
+
+    B/16 at 384 px: N = 577 tokens, 12 heads of 64, in 6 groups of two. Program (image i, group 1):
+
+    slow memory: q, k, v of image i     fast memory: heads 2 and 3 of them, (N, 128), which share a tile
+      +-----+-----+- -+-------+           logits (keys, queries): k · (q, zeros in place of head 3)ᵀ
+    N | 0 1 | 2 3 |...| 10 11 |  ---->    exponentials of them; meanwhile the logits of head 3
+      +-----+-----+- -+-------+           result (64, queries): vᵀ of head 2 · exponentials / their sums
+       128 lanes                          the same of head 3
+    slow memory: out, as wide as q      <----  (N, 128): both results, transposed
+                 logsumexp              <----  (2, N)
 """
 
 import dataclasses

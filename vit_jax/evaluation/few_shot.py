@@ -44,7 +44,7 @@ class FewShot(FeatureEvaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`. A class that has fewer examples than asked for gives all it has."""
+        """Accuracies of a linear fit by number of examples of each class. A class that has fewer gives all it has."""
         weights = trained.weights
         train, labels = of_examples(self.batches(self.train, weights, mesh, watch), mesh)
         test, truth = of_examples(self.batches(self.test, weights, mesh, watch), mesh)

@@ -25,7 +25,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """See `formats`."""
+    """The model of a file with the names of its family's authors."""
     stated = tensors_by_name.in_header(file)
     found = tensors_by_name.find_family(
         file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes

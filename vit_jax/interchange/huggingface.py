@@ -55,7 +55,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """See `formats`; `layout` keeps `config.json` too."""
+    """The model of a folder of `transformers`; `layout` keeps `config.json` too."""
     path = file.path / PROCESSOR
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.

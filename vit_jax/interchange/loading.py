@@ -296,7 +296,7 @@ def _reset_patterns(
     config: classifier.ClassifierConfig,
     reset: Iterable[str] | None,
 ) -> Iterable[str]:
-    """See `weights_from`."""
+    """The patterns that are re-initialised: `reset`, or for `None` what `config` cannot take from the checkpoint."""
     if reset is not None:
         return reset
     same_family = type(checkpoint.model_config) is type(config)

@@ -46,7 +46,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """See `formats`; the averaged weights, if the run kept an average."""
+    """The model of a run's checkpoint; the averaged weights, if the run kept an average."""
     folder = reading.find_checkpoint(file.path)
     description = reading.read_description(folder)
     stored = descriptions.stored_model_config(description)

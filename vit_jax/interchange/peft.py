@@ -54,7 +54,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """See `formats`: the base that the folder names, with the adapters added, and with the head beside them."""
+    """The base model that the folder names, with the adapters added, and with the head beside them."""
     adapter_config = pytorch.read_json(file.path / CONFIG)
     _check(adapter_config, file.path)
     options = {"hints": request.hints, "allow_nonfinite": request.allow_nonfinite}

@@ -38,7 +38,7 @@ def recognises(file: CheckpointFile) -> bool:
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
-    """See `formats`."""
+    """The model of a file or folder with timm's names."""
     _refuse_other_families(file)
     stated = tensors_by_name.in_header(file)
     architecture, tag = published_name(file)

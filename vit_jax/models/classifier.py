@@ -209,7 +209,7 @@ class Patches:
     def fit_parameter(
         self, name: str, target: "ClassifierConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `ClassifierConfig`; for learned positions named `position`, and the patch embedding."""
+        """How a parameter becomes that of `target`: learned positions named `position`, and the patch embedding."""
         if name == "position":
             return fit_positions(self, target, resize)
         return fit_patches(name, self, target)

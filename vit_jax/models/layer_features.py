@@ -130,7 +130,9 @@ def check_layers(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -
 
 
 def resolve(layers: Sequence[Layer], found: dict) -> tuple[str, ...]:
-    """See `check_layers`; `found` is what is captured, arrays or their shapes by name."""
+    """The names of the layers that `check_layers` has accepted, among what is captured: `found`, arrays or their
+    shapes by name.
+    """
     names = _names(found)
     return tuple(_name(layer, names) for layer in layers)
 

@@ -54,7 +54,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`."""
+        """The layers, from input to output, for layer-wise decay: the stack of blocks."""
         return {"layers": self.depth}
 
     def block_flops(self) -> int:
@@ -97,7 +97,7 @@ class StackedModel(classifier.Classifier):
             self.head = classifier.head(config.width, config, rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`. `tokens` are the class token, if there is one, then the patches."""
+        """Classifies images (B, H, W, C). `tokens` are the class token, if there is one, then the patches."""
         config = self.config
         classifier.check_images(images, config)
         key = draw_key(rngs, deterministic, config.dropout or 0.0, config.drop_path)

@@ -118,7 +118,7 @@ class VisionTransformer(classifier.Classifier):
         return pooling.make_pooling(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`. What is captured has registers, `tokens` have none."""
+        """Classifies images (B, H, W, C). What is captured has registers, `tokens` have none."""
         classifier.check_images(images, self.config)
         call = dict(deterministic=deterministic, rngs=rngs)
         x = self.place(self.patches(images, **call))

@@ -94,7 +94,7 @@ class Mae(Objective):
 
     @property
     def decoder(self) -> PublishedViTConfig:
-        """See `decoder_of`."""
+        """The decoder's blocks as a ViT's config."""
         return decoder_of(self.context.model, self.options)
 
     def own(self, rngs: nnx.Rngs) -> Own:

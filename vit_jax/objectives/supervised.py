@@ -59,7 +59,7 @@ class Supervised(Objective):
         return {"label": to_targets(batch["label"], self.context.model.num_classes)}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """See `Objective`; the metric is `accuracy`, of the heaviest target."""
+        """The cross-entropy of each image, and the metric `accuracy`, of the heaviest target."""
         output = learner.model(batch["image"], deterministic=False, rngs=rngs)
         options = self.options
         targets = smoothed(batch["label"], options.label_smoothing)

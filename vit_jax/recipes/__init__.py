@@ -121,6 +121,54 @@ def randaugment_of_deit(config: ConfigDict) -> None:
     config.augment.update(dict(randaugment_magnitude=9.0, randaugment_std=0.5))
 
 
+def views_of_dinov2(config: ConfigDict, local_pixels: int = 96) -> ConfigDict:
+    """Makes a config learn by DINO, iBOT and KoLeo as DINOv2 joins them: two global views and eight local ones,
+    their colours, decay and rates by layer, and the clipping.
+
+    Args:
+      config: changed, and returned.
+      local_pixels: height and width of a local view.
+    """
+    colours = {"jitter": (0.4, 0.4, 0.2, 0.1), "jitter_probability": 0.8, "grey": 0.2}
+    large = {"crop_area": (0.32, 1.0)} | colours
+    small = {
+        "count": 8,
+        "image_size": local_pixels,
+        "crop_area": (0.05, 0.32),
+        "blur": 0.5,
+    } | colours
+    config.objective.name = "dino"
+    config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
+    config.data.views = (large | {"blur": 1.0}, large | {"blur": 0.1, "solarize": 0.2}, small)
+    config.data.update(dict(image_size=224, interpolation="bicubic"))
+    config.model.update(dict(dtype="bfloat16", drop_path=0.3))
+    config.optim.lr_end = 1e-6
+    config.optim.update(dict(weight_decay=0.04, weight_decay_end=0.4))
+    config.optim.weight_decay_rules = ((".*(kernel|token|registers|position|mask)", 1.0),)
+    config.optim.update(dict(clip=3.0, lr_rules=(("embedding/.*", 0.2),), layer_decay=0.9))
+    return config
+
+
+def dinov2_on_digits(config: ConfigDict) -> ConfigDict:
+    """Makes the recipe of configs/digits.py learn by DINO without labels: views of 16 and of 8 pixels, small heads.
+    Changes and returns the config.
+    """
+    config.objective.update(dict(prototypes=256, head_hidden=128, bottleneck=32, head_std=0.1))
+    config.objective.update(dict(name="dino", momentum=(0.99, 1.0), patch_weight=0.5))
+    config.objective.update(dict(temperature_warmup="0 steps", teacher_temperature=(0.04, 0.04)))
+    large = {"crop_area": (0.7, 1.0), "jitter": (0.4, 0.4, 0.0, 0.0)}
+    small = {"count": 2, "image_size": 8, "crop_area": (0.4, 0.7), "blur": 0.5}
+    views = (large, large | {"blur": 0.5}, large | small)
+    config.data.update(dict(image_size=16, train_crop="inception", views=views))
+    config.augment.mixup = 0.0
+    config.model.update(dict(pool="token", depth=2, position="sincos2d"))
+    config.duration = "1500 steps"
+    config.optim.update(dict(lr=1e-3, warmup="10%", clip=3.0, ema=0.0))
+    config.optim.update(dict(weight_decay=0.04, weight_decay_end=0.4))
+    config.eval.update(dict(every="10%", evaluators=("knn",)))
+    return config
+
+
 def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> ConfigDict:
     """Makes a recipe for ImageNet one for digits on a CPU, with patches of 4 pixels and few of what costs time.
 

@@ -89,7 +89,9 @@ class _Pool:
         await asyncio.gather(*(worker.end() for worker in self.workers))
 
     async def decode(self, file: bytes) -> np.ndarray:
-        """See `Decoders`. Raises `TooLarge` for an image that is too large for these processes."""
+        """The pixels of an encoded image, from the next idle process. Raises `TooLarge` for one that is too large for
+        these processes.
+        """
         worker = await self._idle.get()
         try:
             async with asyncio.timeout(self._seconds):

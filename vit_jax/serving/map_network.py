@@ -54,7 +54,7 @@ class MapNetwork:
         return list(zip(*jax.device_get(answers), strict=True))
 
     def replace(self, run: reading.Run) -> None:
-        """See `Network.replace`."""
+        """Takes the weights of another checkpoint of the same model; batches under way end with the earlier ones."""
         check_same_model(run, self._model_config, self.data, self.classes)
         self._weights = on_first_device(Segmenter(run).weights)
         self.step = run.step

@@ -52,7 +52,7 @@ class ClassReplies:
         self._network, self._batcher = network, batcher
 
     def about(self) -> dict[str, Any]:
-        """See `Replies`."""
+        """What /model has of it: whether attention can be shown; there are no maps."""
         return {"attention": self._network.has_attention, "maps": False}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:
@@ -97,7 +97,7 @@ class MapReplies:
         self._colors = masks.palette(len(network.classes)).tolist()
 
     def about(self) -> dict[str, Any]:
-        """See `Replies`."""
+        """What /model has of it: maps, and whether single things are found."""
         return {"attention": False, "maps": True, "things": self._network.finds_things}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:

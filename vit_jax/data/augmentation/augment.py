@@ -1,10 +1,10 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
-Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
-cutmix. Colour jitter and DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
-`timm_augment.py`, which has AutoAugment too, 3-Augment in `three_augment.py`; cutting images out of
-files is the host's work, in `decode.py`. Everything is a pure function of its arguments, works on the
-whole batch, and gives the same result however the batch is sharded.
+Lives here: the order of augmentation, flip, normalisation, random erasing, mixup and cutmix. Changes of
+colours are in `color.py`, RandAugment in `randaugment.py` and `timm_augment.py`, which has AutoAugment
+too, 3-Augment in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`.
+Everything is a pure function of its arguments, works on the whole batch, and gives the same result
+however the batch is sharded.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation.color import change_colors, color_jitter
+from vit_jax.data.augmentation import color
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.augmentation.randaugment import randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
@@ -36,10 +36,7 @@ def check_augmentation(config: Augment, channels: int) -> None:
     """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
     images with this number of channels.
     """
-    for name in (
-        "color_jitter", "jitter", "grey", "blur", "solarize", "randaugment_layers", "autoaugment",
-        "three_augment",
-    ):  # fmt: skip
+    for name in (*color.FIELDS, "randaugment_layers", "autoaugment", "three_augment"):
         if getattr(config, name) and channels != 3:
             raise ConfigError(
                 f"config.augment.{name} changes the colours of RGB images, and config.data.channels is "
@@ -113,8 +110,8 @@ def augment(
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
-    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. colour jitter, 3a. jitter, grey, blur and
-       solarize, see `change_colors`: on pixels in [0, 255];
+    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`: on pixels
+       in [0, 255];
     4. normalisation;
     5. random erasing, whose noise is standard normal and so belongs after normalisation;
     6. mixup or cutmix, which mix finished examples.
@@ -135,7 +132,7 @@ def augment(
         raise ValueError(
             f"augment takes uint8 images, not {images.dtype}: pass them as the loader yields them"
         )
-    flip_key, randaugment_key, jitter_key, erase_key, mix_key = jax.random.split(key, 5)
+    flip_key, randaugment_key, color_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
         images = flip(images, flip_key)
     fill = tuple(min(255, round(255 * m)) for m in mean)  # as timm; others fill with 128
@@ -156,9 +153,7 @@ def augment(
         images = autoaugment(images, jax.random.fold_in(randaugment_key, 1), fill=fill)
     if config.three_augment:
         images = three_augment(images, jax.random.fold_in(randaugment_key, 2))
-    if config.color_jitter:
-        images = color_jitter(images, jitter_key, config.color_jitter)
-    images = change_colors(images, jax.random.fold_in(jitter_key, 1), config)
+    images = color.change_colors(images, color_key, config)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
         images = erase(

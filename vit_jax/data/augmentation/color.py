@@ -1,20 +1,58 @@
-"""Changes of colours: DeiT's colour jitter, of all images; and what DINO and its relatives do to some of
-them: jitter, grey, blur, solarise (dinov2/data/augmentations.py).
+"""Changes of colours, all in one list: DeiT's colour jitter, of all images; and what DINO and its relatives do
+to some of them: jitter, grey, blur, solarise (dinov2/data/augmentations.py).
+
+Another change of colours is a function here, a line in `CHANGES`, and its option in `config.augment`.
+Policies that choose among operations (3-Augment, AutoAugment, RandAugment) have files of their own.
 
 torchvision draws the order of the jitter's four changes; here it is always brightness, contrast,
-saturation, hue. Its blur has nine taps and mirrors the border; this one is `three_augment.gaussian_blur`.
+saturation, hue. Its blur has nine taps and mirrors the border; this one is a wider Gaussian.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.data.augmentation.randaugment import GREY, solarize
-from vit_jax.data.augmentation.three_augment import BLUR, SOLARIZE_FROM, gaussian_blur, grey
 from vit_jax.data.options import Augment
+
+SOLARIZE_FROM = 128
+BLUR = (0.1, 2.0)  # standard deviation in pixels
+_REACH = 6  # three standard deviations of the widest blur
+
+
+class Change(NamedTuple):
+    """A change of colours that some of the images get.
+
+    Attributes:
+      probability: the field of `config.augment` that has the probability of the change.
+      apply: from images (B, H, W, 3) uint8, a random key and the section to all images, changed.
+    """
+
+    probability: str
+    apply: Callable[[jax.Array, jax.Array, Augment], jax.Array]
+
+
+# By the field that switches them on, in their order. A change's position is part of its random key: a new
+# one comes last, or the present recipes draw other numbers.
+CHANGES = {
+    "jitter": Change(
+        "jitter_probability",
+        lambda images, key, config: jitter(images, _factors(key, len(images), config.jitter)),
+    ),
+    "grey": Change("grey", lambda images, key, config: grey(images)),
+    "blur": Change(
+        "blur", lambda images, key, config: gaussian_blur(images, blur_sigma(key, len(images)))
+    ),
+    "solarize": Change("solarize", lambda images, key, config: solarize(images, SOLARIZE_FROM)),
+}
+FIELDS = ("color_jitter", *CHANGES)  # of `config.augment`, which change colours
 
 
 def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Array:
-    """Jitters, greys, blurs and solarises images, each with its own probability, in this order.
+    """Makes the changes of colours that `config` asks for: `color_jitter` of all images, then each of `CHANGES`
+    of as many as its probability says.
 
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
@@ -22,75 +60,33 @@ def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Arr
       config: the section `config.augment`.
 
     Returns:
-      The images as they are if there is nothing to change, else uint8: values are rounded after jitter.
+      uint8; or float in [0, 255] and not rounded, where nothing or the first change alone was made of floats.
     """
-    if not (config.jitter or config.grey or config.blur or config.solarize):
-        return images
-    images = _rounded(images)
-    batch = images.shape[0]
-
-    def some(number: int, probability: float, changed) -> jax.Array:
+    if config.color_jitter:
+        images = jitter(images, _blend_factors(key, len(images), config.color_jitter))
+    key = jax.random.fold_in(key, 1)
+    for number, (field, change) in enumerate(CHANGES.items()):
+        if not getattr(config, field):
+            continue
+        images = _rounded(images)
         choose, draw = jax.random.split(jax.random.fold_in(key, number))
-        chosen = jax.random.bernoulli(choose, probability, (batch, 1, 1, 1))
-        return jnp.where(chosen, changed(images, draw), images)
-
-    if config.jitter:
-        jittered = lambda x, draw: _rounded(jitter(x, _factors(draw, batch, config.jitter)))  # noqa: E731
-        images = some(0, config.jitter_probability, jittered)
-    if config.grey:
-        images = some(1, config.grey, lambda x, _: grey(x))
-    if config.blur:
-        images = some(2, config.blur, lambda x, draw: gaussian_blur(x, _sigma(draw, batch)))
-    if config.solarize:
-        images = some(3, config.solarize, lambda x, _: solarize(x, SOLARIZE_FROM))
+        probability = getattr(config, change.probability)
+        chosen = jax.random.bernoulli(choose, probability, (len(images), 1, 1, 1))
+        images = jnp.where(chosen, _rounded(change.apply(images, draw, config)), images)
     return images
 
 
-def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Array:
-    """Changes brightness, contrast and saturation of each image, in this order.
-
-    As torchvision's ColorJitter, which also shuffles the order, by factors uniform in
-    [max(0, 1 - s), 1 + s]; see `blended`.
-
-    Args:
-      images: (B, H, W, 3) uint8, or float in [0, 255].
-      key: random key.
-      strength: s, 0.3 to 0.4 in the DeiT recipes.
-
-    Returns:
-      (B, H, W, 3) float32 in [0, 255], not rounded.
-    """
-    shape = (3, images.shape[0], 1, 1, 1)
-    factors = jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
-    return blended(images, *factors)
-
-
 def jitter(images: jax.Array, factors: jax.Array) -> jax.Array:
-    """Changes brightness, contrast, saturation and hue of each image, as torchvision's functions do.
-
-    Args:
-      images: (B, H, W, 3) uint8, or float in [0, 255].
-      factors: (4, B), the first three of `blended`; of the hue, which is turned in HSV, 0 leaves it and 1 turns
-        it once around.
-
-    Returns:
-      (B, H, W, 3) float32 in [0, 255], not rounded.
-    """
-    *blends, hue = factors[:, :, None, None, None]
-    return turned(blended(images, *blends), hue)
-
-
-def blended(
-    images: jax.Array, light: jax.Array, contrast: jax.Array, saturation: jax.Array
-) -> jax.Array:
-    """Changes brightness, contrast and saturation of each image, in this order, as torchvision's functions do.
+    """Changes brightness, contrast, saturation and perhaps hue of each image, in this order, as torchvision's
+    functions do.
 
     Brightness blends with black, contrast with the image's mean grey, saturation with each pixel's grey;
     values are clipped after each.
 
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
-      light, contrast, saturation: (B, 1, 1, 1), 1 leaves an image as it is.
+      factors: (3 or 4, B, 1, 1, 1): of brightness, contrast and saturation, 1 leaves an image as it is; by
+        how much of the circle the hue is turned in HSV.
 
     Returns:
       (B, H, W, 3) float32 in [0, 255], not rounded.
@@ -99,9 +95,11 @@ def blended(
     def blend(start, x, factor):
         return jnp.clip(start + factor * (x - start), 0, 255)
 
+    light, contrast, saturation, *hue = factors
     x = blend(0.0, images.astype(jnp.float32), light)
     x = blend(_luma(x).mean((1, 2), keepdims=True), x, contrast)
-    return blend(_luma(x), x, saturation)
+    x = blend(_luma(x), x, saturation)
+    return turned(x, *hue) if hue else x
 
 
 def turned(images: jax.Array, turn: jax.Array) -> jax.Array:
@@ -123,17 +121,54 @@ def turned(images: jax.Array, turn: jax.Array) -> jax.Array:
     return value - range_ * jnp.clip(jnp.minimum(away, 4 - away), 0, 1)
 
 
+def grey(images: jax.Array) -> jax.Array:
+    """(B, H, W, 3) uint8 -> (B, H, W, 1) uint8: luma to the nearest level, as Pillow's mode L, bit by
+    bit.
+    """
+    weights = jnp.array((19595, 38470, 7471), jnp.int32)  # BT.601 times 2^16
+    luma = jnp.sum(images.astype(jnp.int32) * weights, -1, keepdims=True)
+    return ((luma + 2**15) >> 16).astype(jnp.uint8)
+
+
+def gaussian_blur(images: jax.Array, sigma: jax.Array) -> jax.Array:
+    """Blurs each image (B, H, W, C) uint8 with its standard deviation `sigma` (B,), at most 2
+    pixels; the border continues outwards.
+
+    Pillow's, which DeiT III uses, comes near a Gaussian by three box blurs; this is the Gaussian.
+    """
+    taps = jnp.arange(-_REACH, _REACH + 1)
+    weights = jnp.exp(-0.5 * (taps / sigma[:, None]) ** 2)
+    weights = (weights / weights.sum(1, keepdims=True)).T[..., None, None, None]  # (taps, B, …)
+    values = images.astype(jnp.float32)
+    for axis in (1, 2):
+        side = values.shape[axis]
+        pad = [(_REACH, _REACH) if a == axis else (0, 0) for a in range(4)]
+        padded = jnp.pad(values, pad, mode="edge")
+        values = sum(
+            weight * jax.lax.slice_in_dim(padded, tap, tap + side, axis=axis)
+            for tap, weight in enumerate(weights)
+        )
+    return jnp.floor(values + 0.5).astype(jnp.uint8)
+
+
+def blur_sigma(key: jax.Array, batch: int) -> jax.Array:
+    """(B,): a standard deviation for each image, uniform in `BLUR`."""
+    return jax.random.uniform(key, (batch,), minval=BLUR[0], maxval=BLUR[1])
+
+
+def _blend_factors(key: jax.Array, batch: int, strength: float) -> jax.Array:
+    """(3, B, 1, 1, 1): uniform within 1 ± strength, not below 0. DeiT's recipes have 0.3 to 0.4."""
+    shape = (3, batch, 1, 1, 1)
+    return jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
+
+
 def _factors(key: jax.Array, batch: int, strengths: tuple[float, ...]) -> jax.Array:
-    """(4, B): uniform within 1 ± the first three strengths, not below 0, and ± the last."""
+    """(4, B, 1, 1, 1): uniform within 1 ± the first three strengths, not below 0, and ± the last."""
     *blends, hue = strengths
     low = jnp.array([*(max(0.0, 1 - s) for s in blends), -hue])
     high = jnp.array([*(1 + s for s in blends), hue])
     drawn = jax.random.uniform(key, (batch, 4))
-    return (low + (high - low) * drawn).T
-
-
-def _sigma(key: jax.Array, batch: int) -> jax.Array:
-    return jax.random.uniform(key, (batch,), minval=BLUR[0], maxval=BLUR[1])
+    return (low + (high - low) * drawn).T[:, :, None, None, None]
 
 
 def _luma(images: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from jax import lax
 
 from vit_jax.compute import conditionals
 from vit_jax.data.augmentation import geometry, randaugment
-from vit_jax.data.augmentation.three_augment import grey
+from vit_jax.data.augmentation.color import grey
 
 Operation = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

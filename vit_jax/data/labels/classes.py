@@ -34,7 +34,7 @@ class Relabelled:
         return self._relabelled(self.source[index])
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`."""
+        """The records at `indices`, in their order, with the numbers of the new classes."""
         return [self._relabelled(record) for record in read_records(self.source, indices)]
 
     def _relabelled(self, record: Record) -> Record:

@@ -42,7 +42,7 @@ class PanopticTable(ClassTable):
         return {"things": list(self.things), "most": self.most, "crowded": self.crowded}
 
     def _labels_of(self, mask: tuple[bytes, np.ndarray], name: str, max_pixels: int) -> np.ndarray:
-        """See `ClassTable`; an array (H, W) has numbers of label maps already."""
+        """The class of each pixel, (H, W), of a panoptic PNG; an array (H, W) has numbers of label maps already."""
         if isinstance(mask, np.ndarray):
             return mask
         png, segments = mask

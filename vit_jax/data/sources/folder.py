@@ -59,7 +59,7 @@ class ImageFiles:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`."""
+        """The records at `indices`, in their order; all files are requested at once."""
         paths = [self._path(index) for index in indices]
         return [
             Record(_good(content), label_at(self.labels, index), readable(path))
@@ -67,7 +67,7 @@ class ImageFiles:
         ]
 
     def identity(self, index: int) -> tuple[str, int] | None:
-        """See `record.Source`."""
+        """Name and content of a file, which differ once it was replaced; `None` if that is not known."""
         return None if self.contents is None else (self.paths[index], int(self.contents[index]))
 
     def fingerprint(self) -> str:

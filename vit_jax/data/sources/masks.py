@@ -67,7 +67,9 @@ class MaskedImages:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`; the label of a record is its encoded mask, with its segments if it is panoptic."""
+        """The records at `indices`, in their order. The label of one is its encoded mask, with its segments if it is
+        panoptic.
+        """
         paths = [os.path.join(self.root, name) for i in indices for name in self.pairs[i]]
         contents = iter(read_files(paths))
         records = []
@@ -78,7 +80,7 @@ class MaskedImages:
         return records
 
     def identity(self, index: int) -> tuple | None:
-        """See `record.Source`."""
+        """Names, contents and segments, which differ once image or mask was replaced; `None` if that is not known."""
         if self.contents is None:
             return None
         segments = self.segments and self.segments[self.pairs[index][1]].tobytes()

@@ -54,7 +54,7 @@ class Mixture:
         return dataclasses.replace(record, label=self._label(record, which))
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`: those of each source at once."""
+        """The records at `indices`, in their order; those of each source are read at once."""
         by_index, wanted = {}, {}
         for index in indices:
             which, within = self._place(index)

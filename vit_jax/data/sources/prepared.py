@@ -115,7 +115,7 @@ class Prepared:
             return Record(b"", () if self.multi_label else some_label, name)
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`."""
+        """The records at `indices`, in their order; if one is damaged, one by one: the error is then its own."""
         try:
             return [self._record(stored) for stored in self._records.read(indices)]
         except DataError:

@@ -68,7 +68,7 @@ class TarImages:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`."""
+        """The records at `indices`, in their order."""
         files = self._tars.files
         wanted = [self._tars.place(int(self._rows[index])) for index in indices]
         parts = [(files[number], first, size) for number, _, first, size in wanted]

@@ -71,7 +71,7 @@ class Tfds:
         return self._record(index, self._records[index])
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`."""
+        """The records at `indices`, in their order."""
         stored = self._records.read(indices)
         return [self._record(*pair) for pair in zip(indices, stored, strict=True)]
 

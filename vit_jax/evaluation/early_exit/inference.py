@@ -6,6 +6,16 @@ to put rows into it. What remains at the end runs in smaller programs, of a half
 rows; those that are met are compiled. Which image goes where is decided on the host;
 on the devices nothing depends on values. Each device has waiting rooms of its own, so that nothing is
 sent between devices.
+
+    Two devices, batches of two rows on each; a to h are images, a dot is a row or slot without one:
+
+        exit 1, batch 0          [a b | c d]          a and d are confident: they leave
+        exit 1, batch 1          [e f | g h]          e leaves
+        waiting for exit 2       [b f . . | c g h .]  slots, of which there are more than shown
+        both devices have two:
+        exit 2                   [b f | c g]          those that wait longest; h stays
+        no more batches:
+        exit 2                   [. | h]              a smaller program
 """
 
 import collections

@@ -20,7 +20,7 @@ class Authors(contract.Conversion):
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
     ) -> contract.DetectedModel | None:
-        """See `Conversion`. Without a Θ it is no DeepViT, but a ViT or a hybrid."""
+        """The DeepViT that a file holds. Without a Θ it is none, but a ViT or a hybrid."""
         thetas = [
             shapes.get(f"{_block(i)}.attn.reatten_matrix.weight") for i in range(_depth(shapes))
         ]

@@ -156,7 +156,7 @@ class HuggingFace(contract.HuggingFaceConversion):
         return contract.DetectedModel(options, {"prefix": prefix})
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        """See `Conversion`; `prefix` is of all names but the head's."""
+        """Which tensors are which parameters; `prefix` is of all names but the head's."""
         prefix = layout["prefix"]
         all_rules = [
             pytorch.convolution("root", f"{prefix}embeddings.convolution"),

@@ -32,7 +32,7 @@ class Flax(contract.Conversion):
     )
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
-        """See `Conversion`; only the first files have `Mixer/encoder_norm`."""
+        """Every name with the one that it has in `rules`; only the first files have `Mixer/encoder_norm`."""
         names = tuple(names)
         first = any("Mixer/encoder_norm/" in name for name in names)
         return super().canonical(names) if first else {name: name for name in names}

@@ -76,7 +76,7 @@ class Timm(contract.TimmConversion):
         )
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`. BiT's head is a convolution: (classes, channels, 1, 1)."""
+        """Which tensors are which parameters. BiT's head is a convolution: (classes, channels, 1, 1)."""
         return [
             *timm_rules("backbone", "", config),
             *pytorch.norm("norm", "norm"),
@@ -150,7 +150,7 @@ class HuggingFace(contract.HuggingFaceConversion):
         return "BiT is not written for transformers, unless it was read from there"
 
     def config_json(self, config: resnet.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
-        """See `HuggingFaceConversion`: the file's own values stay."""
+        """Nothing: the file's own values stay."""
         return {}
 
 

@@ -169,7 +169,7 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
 
 
 def refusal_everywhere(config: PublishedViTConfig) -> str:
-    """See `Conversion.refusal`: what none of these codes has."""
+    """What of a model none of these codes can compute; '' if there is nothing."""
     if parts := newer_parts(config):
         return f"the format has no {', no '.join(parts)}"
     own = config.pool in ("gem", "token_mean")

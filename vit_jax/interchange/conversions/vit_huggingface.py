@@ -52,7 +52,7 @@ class HuggingFace(HuggingFaceConversion):
         return DetectedModel(options, {"prefix": prefix}, assumed=vit_config_json.assumed(metadata))
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
+        """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
         if "kind" in layout:
             return vit_towers.rules(config, layout)
         prefix = layout["prefix"]

@@ -55,7 +55,7 @@ def layout(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
 
 
 def refusal(config: PublishedViTConfig, kind: str) -> str:
-    """See `Conversion.refusal`."""
+    """Why the network of this kind in `transformers` cannot compute a model; '' if it can."""
     kind = kind.removesuffix("_with_registers")
     name = _NAMES[kind]
     if reason := _refused_head(config, kind):
@@ -121,7 +121,9 @@ def _other_mlp(config: PublishedViTConfig) -> bool:
 def expressed(
     config: PublishedViTConfig, params: dict, kind: str
 ) -> tuple[PublishedViTConfig, dict]:
-    """See `Conversion`."""
+    """An equivalent model that the kind can express: learned positions with a class row, and for DINOv2 a head of the
+    class token and the mean.
+    """
     if kind == "dinov3_vit":
         return config, params
     config, params = vit_flax.with_learned_position(config, params)

@@ -57,7 +57,7 @@ class Timm(contract.TimmConversion):
         return recognise(shapes, metadata)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`, and `layout`."""
+        """Which tensors are which parameters, in the variant of the names that `layout` describes."""
         ours, theirs = "encoder/layers", "blocks.{layer}"
         attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
         qkv = (f"{attention}.qkv",)

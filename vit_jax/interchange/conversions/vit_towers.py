@@ -64,7 +64,7 @@ _NOT_OF_TOWER = (
 
 
 def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
-    """See `Conversion`; of a `model_type` in `DEFAULTS`."""
+    """The model that a file holds, of a `model_type` in `DEFAULTS`."""
     kind = metadata["model_type"]
     value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(metadata)
     nested = {**metadata.get("vision_config", {}), **(metadata.get("vision_config_dict") or {})}
@@ -154,7 +154,7 @@ def gated_size(hidden: int) -> int:
 
 
 def rules(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-    """See `Conversion`."""
+    """Which tensors are which parameters, by the kind that `layout` has."""
     kind, at = layout["kind"], layout["prefix"]
     own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
     own |= {"siglip": _rules_clip, "siglip2": _rules_clip}

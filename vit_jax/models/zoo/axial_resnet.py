@@ -75,7 +75,7 @@ class AxialResNetConfig(Stages, classifier.ClassifierConfig):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`: every unit is a layer."""
+        """The layers, from input to output, for layer-wise decay: every unit is one."""
         return self.unit_layers("stages")
 
     @property
@@ -144,7 +144,7 @@ class AxialResNet(classifier.Classifier):
             self.head = classifier.head(config.outputs, config, rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`, and `resnet.ResNet` for what is returned and captured."""
+        """Classifies images; returns and captures what `resnet.ResNet` does."""
         config = self.config
         classifier.check_images(images, config)
         x = nnx.relu(self.root_norm(self.root(images.astype(config.dtype), 2)))

@@ -91,8 +91,8 @@ class AxialBlock(nnx.Module):
         self.column = AxialLayer(config, dtype=dtype, rngs=rngs)
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
-        """See `StackedModel`, for (B, rows, columns, D); `row_attention` (B, rows, H, columns, columns), and
-        `column_attention`, the same for columns.
+        """Attention along rows, then along columns, of x (B, rows, columns, D). Captured are `row_attention`
+        (B, rows, H, columns, columns), and `column_attention`, the same for columns.
         """
         keys = split(key, 2)
         x, rows = self.row(x, drop_path_rate, keys[0])
@@ -106,7 +106,7 @@ class AxialViT(stacked.StackedModel):
     Block = AxialBlock
 
     def to_blocks(self, x: jax.Array) -> jax.Array:
-        """See `StackedModel`: tokens in their grid."""
+        """Tokens (B, N, D) in their grid, (B, rows, columns, D)."""
         return x.reshape(x.shape[0], *self.config.grid, -1)
 
     def from_blocks(self, x: jax.Array) -> jax.Array:

@@ -66,7 +66,7 @@ class Exit:
         self.relations = reuse.Relations(config, link, rngs=rngs) if takes else None
 
     def make_encoder(self, config: T2TNetwork | DeiTNetwork, rngs: nnx.Rngs) -> reuse.Encoder:
-        """See `PublishedViT`."""
+        """An encoder that reuses what the exit before gives, as `link` says."""
         return reuse.Encoder(config, config.link, rngs=rngs)
 
     def __call__(
@@ -109,7 +109,7 @@ class DeiTExit(Exit, PublishedViT):
         self.class_token = nnx.Param(draw(rngs.params(), self.class_token.shape))
 
     def patches(self, images: jax.Array, **_) -> jax.Array:
-        """See `PublishedViT`; of images with zeros around them."""
+        """Images (B, H, W, C), with zeros around them, to patches (B, N, D)."""
         config = self.config
         around = [
             (config.padding, count * config.patch - side - config.padding, 0)

@@ -151,7 +151,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
+        """Kernels whose last axis but one runs over the channels of the images, one for each branch."""
         first = "conv1/kernel" if self.convolutional_stem else "kernel"
         return tuple(f"embedding/{name}/{first}" for name in BRANCHES)
 
@@ -162,7 +162,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`. Branches run side by side, so each stage counts as one layer."""
+        """The layers for layer-wise decay. Branches run side by side, so each stage counts as one."""
         return {f"stages/{i + 1}": 1 for i in range(len(self.depths))}
 
     def options_for_image_size(self, image_size: Size) -> dict[str, Size]:
@@ -176,7 +176,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
     def fit_parameter(
         self, name: str, target: "CrossViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`. Each branch's positions are interpolated."""
+        """How a parameter becomes that of `target`: each branch's positions are interpolated."""
         for branch in BRANCHES:
             if name == f"position/{branch}":
                 return classifier.fit_positions(
@@ -279,7 +279,7 @@ class CrossViT(classifier.Classifier):
             self.head = of_each(lambda b: classifier.head(b.width, config, rngs))
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`. Captured are `attention` and `blocks` of the large branch, `small_attention`,
+        """Classifies by both branches. Captured are `attention` and `blocks` of the large one, `small_attention`,
         `small_blocks` and `small_tokens` of the small one, the last after its norm.
 
         Returns:
@@ -316,7 +316,7 @@ class CrossViT(classifier.Classifier):
         return ModelOutput(exits.mean(axis=0), features, large, intermediates, exits)
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
-        """See `Classifier`; `small_tokens` are normed already."""
+        """A layer's tokens after the last norm of their branch; `small_tokens` are normed already."""
         if layer == "small_tokens":
             return x
         return self.norm["small" if layer.startswith("small_") else "large"](x)

@@ -105,12 +105,12 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
 
     @property
     def convolutional(self) -> bool:
-        """See `classifier.ClassifierConfig`: of the stem."""
+        """Whether the stem is made of convolutions."""
         return self.conv_stem
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
+        """The kernel whose last axis but one runs over the channels of the images: the stem's, or the patches'."""
         return ("embedding/stem/conv1/kernel",) if self.conv_stem else ("embedding/kernel",)
 
     @property
@@ -136,19 +136,19 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
     def fit_parameter(
         self, name: str, target: "DeepViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`; patches of a stem's features are not resized."""
+        """How a parameter becomes that of `target`; patches of a stem's features are not resized."""
         embedding = name.startswith("embedding/")
         if self.conv_stem and embedding:
             return None
         return super().fit_parameter(name, target, resize=resize)
 
     def block_flops(self) -> int:
-        """See `stacked.StackedConfig`; without Θ."""
+        """Operations of one block without the mixing of maps by Θ."""
         n, d = self.tokens, self.width
         return attention_flops(n, d) + mlp_flops(n, d, self.mlp_dim)
 
     def flops(self) -> int:
-        """See `stacked.StackedConfig`; with the stem and the mixing of maps."""
+        """Operations of one image's forward pass, with the stem and the mixing of maps."""
         mixing = 2 * self.tokens**2 * self.heads**2 * sum(self.stages[1::2])
         if not self.conv_stem:
             return super().flops() + mixing
@@ -185,7 +185,9 @@ class DeepViTBlock(nnx.Module):
         self.reattention, self.scale = reattention, config.residual_scale
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
-        """See `StackedModel`; `attention` (B, H, N, N), what multiplied the values."""
+        """Adds attention, then the MLP: (B, N, D) to the same. Captured is `attention` (B, H, N, N), by which the
+        values were multiplied.
+        """
         keys = split(key, 2)
         options = {"training": training} if self.reattention else {}
         y, maps = self.attention(self.attention_norm(x * self.scale), **options)

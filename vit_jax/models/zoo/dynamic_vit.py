@@ -138,7 +138,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
+        """Kernels whose last axis but one runs over the channels of the images: those of each exit."""
         return tuple(
             f"{name}/{kernel}"
             for name, network in zip(exit_names(self), self.networks, strict=True)
@@ -152,12 +152,12 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
 
     @property
     def layers(self) -> dict[str, dict[str, int]]:
-        """See `classifier.ClassifierConfig`; exits stand side by side."""
+        """The layers, from input to output, for layer-wise decay, of each exit: they stand side by side."""
         return {name: {"encoder/layers": self.depth} for name in exit_names(self)}
 
     @property
     def exit_flops(self) -> tuple[int, ...]:
-        """See `classifier.ClassifierConfig`. Matrix products only."""
+        """Operations of one image up to each exit, those before included. Matrix products only."""
         total, found = 0, []
         for network in self.networks:
             total += network.flops() + network.link.flops(network)
@@ -183,7 +183,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
     def fit_parameter(
         self, name: str, target: "DynamicViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`; each exit as a network of its own."""
+        """How a parameter becomes that of `target`: each exit as a network of its own."""
         exit_name, _, name = name.partition("/")
         index = exit_names(self).index(exit_name)
         return self.networks[index].fit_parameter(name, target.networks[index], resize=resize)
@@ -219,20 +219,20 @@ class DynamicViT(classifier.Classifier):
 
     @property
     def num_exits(self) -> int:
-        """See `contract.Exiting`."""
+        """How many exits there are, one for each grid."""
         return len(self.config.grids)
 
     def exit(
         self, index: int, images: jax.Array, carried: reuse.Carried | None = None
     ) -> tuple[jax.Array, reuse.Carried]:
-        """See `contract.Exiting`. What is carried: `features` (B, M, D), M being the patches of the
+        """Logits of one exit, and what the next one needs: `features` (B, M, D), M being the patches of the
         exit, and `relations` (B, layers · heads, N, N), in the dtype of the computation.
         """
         output, carried = self._network(index)(images, carried)
         return output.logits, carried
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`. All but `exits` is the last exit's."""
+        """The last exit's output, with the logits of all as `exits`."""
         carried, exits, last = None, [], self.num_exits - 1
         for index in range(self.num_exits):
             wanted = capture if index == last else False

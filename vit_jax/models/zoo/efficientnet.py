@@ -197,7 +197,7 @@ class EfficientNetConfig(batch_norm.BatchNormConfig):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`: every block is a layer."""
+        """The layers, from input to output, for layer-wise decay: every block is one."""
         return {block.name: block.count for block in self.blocks}
 
     def flops(self) -> int:
@@ -245,7 +245,7 @@ class EfficientNet(classifier.Classifier):
             self.head = classifier.head(config.outputs, config, rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`; images may have any size. Captured are the feature maps (B, h, w, C): `root`, `stage1`, …
+        """Classifies images (B, H, W, C) of any size. Captured are the feature maps (B, h, w, C): `root`, `stage1`, …
 
         Returns:
           `tokens` are the places of the last feature map, row by row, and `features` their mean.

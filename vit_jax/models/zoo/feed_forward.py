@@ -118,7 +118,7 @@ class FeedForwardBlock(nnx.Module):
         self.token_mlp = Mlp(config.tokens, config.token_hidden, **common)
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
-        """See `StackedModel`."""
+        """Adds the MLP of the channels, then the MLP across tokens: (B, N, D) to the same; nothing is captured."""
         keys = split(key, 4)
         y = self.channel_mlp(self.channel_norm(x), keys[0])
         x = x + drop_path(y, drop_path_rate, keys[1])
@@ -132,7 +132,7 @@ class FeedForward(stacked.StackedModel):
     Block = FeedForwardBlock
 
     def make_positions(self, config: FeedForwardConfig, rngs: nnx.Rngs) -> None:
-        """See `StackedModel`; the class token has a position of its own."""
+        """Makes what `place` reads: a learned table; the class token has a position of its own."""
         draw, width = nnx.initializers.normal(0.02), config.width
         if config.prefix:
             self.class_token = nnx.Param(draw(rngs.params(), (1, 1, width)))
@@ -144,7 +144,7 @@ class FeedForward(stacked.StackedModel):
         draw_kernels(self.layers, 0.02, rngs)
 
     def place(self, patches: jax.Array) -> jax.Array:
-        """See `StackedModel`; positions are resized to the patches."""
+        """Patches (B, N, D) with positions, resized to their grid, after the class token."""
         table = self.position[...]
         # Half-pixel centres, without antialiasing: PyTorch's `interpolate`.
         shape = (1, *self.config.grid, table.shape[-1])

@@ -82,7 +82,7 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
     def fit_parameter(
         self, name: str, target: "HybridViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`: patches of a map of features are not resized."""
+        """How a parameter becomes that of `target`; patches of a map of features are not resized."""
         if name == "embedding/kernel":
             return None
         return super().fit_parameter(name, target, resize=resize)

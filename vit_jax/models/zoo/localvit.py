@@ -89,7 +89,7 @@ class LocalViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
             )
 
     def block_flops(self) -> int:
-        """See `stacked.StackedConfig`; the class token has no MLP."""
+        """Operations of one block; the class token has no MLP."""
         d, m = self.width, self.mlp_dim
         patches = self.grid[0] * self.grid[1]
         gate = {"se": 4 * m * (m // self.reduction), "none": 0}.get(self.gate, 2 * m * eca_size(m))
@@ -118,7 +118,7 @@ class LocalViTBlock(nnx.Module):
         self.grid, self.prefix = config.grid, config.prefix
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
-        """See `StackedModel`; `attention` (B, H, N, N)."""
+        """Adds attention, then the MLP of the patches: (B, N, D) to the same; captured is `attention` (B, H, N, N)."""
         y, weights = self.attention(self.attention_norm(x))
         x = x + drop_path(y, drop_path_rate, key)
         of_class, patches = x[:, : self.prefix], x[:, self.prefix :]

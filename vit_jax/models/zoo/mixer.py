@@ -113,7 +113,7 @@ class MixerBlock(nnx.Module):
         )
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
-        """See `StackedModel`."""
+        """Adds the MLP across tokens, then the MLP of the channels: (B, N, D) to the same; nothing is captured."""
         keys = split(key, 2)
         y = self.token_mlp(self.token_norm(x).swapaxes(1, 2)).swapaxes(1, 2)
         x = x + drop_path(y, drop_path_rate, keys[0])
@@ -127,7 +127,7 @@ class Mixer(stacked.StackedModel):
     Block = MixerBlock
 
     def make_positions(self, config: MixerConfig, rngs: nnx.Rngs) -> None:
-        """See `StackedModel`."""
+        """Makes none: a Mixer has no positions and no class token."""
 
     def place(self, patches: jax.Array) -> jax.Array:
         return patches

@@ -143,7 +143,7 @@ class ResNetConfig(Stages, classifier.ClassifierConfig):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`: every unit is a layer."""
+        """The layers, from input to output, for layer-wise decay: every unit is one."""
         return self.unit_layers("backbone/stages")
 
     def flops(self) -> int:
@@ -193,7 +193,7 @@ class ResNet(classifier.Classifier):
             self.head = classifier.head(config.outputs, config, rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """See `Classifier`; images may have any size. Captured are the feature maps (B, h, w, C): `root`, `stage1`, …
+        """Classifies images (B, H, W, C) of any size. Captured are the feature maps (B, h, w, C): `root`, `stage1`, …
 
         Returns:
           `tokens` are the places of the last feature map, row by row, and `features` their mean.
@@ -207,7 +207,7 @@ class ResNet(classifier.Classifier):
         return ModelOutput(logits, features, tokens, contract.captured(capture, **captured))
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
-        """See `Classifier`; of a BiT's last stage, with the ReLU after it."""
+        """A stage's map after the last norm: of a BiT's last stage, with the ReLU after it; others as they are."""
         is_last = layer == f"stage{len(self.config.units)}"
         return nnx.relu(self.norm(x)) if self.config.preactivation and is_last else x
 

@@ -215,7 +215,7 @@ class T2TViT(PublishedViT):
     def patches(
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """See `PublishedViT`; with dropout unless deterministic."""
+        """Images (B, H, W, C) to patches (B, N, D); with dropout unless deterministic."""
         x = self.embedding(images, draw_key(rngs, deterministic, self.config.token_dropout))
         return self.patch_norm(x) if self.config.patch_norm else x
 

@@ -100,16 +100,16 @@ class PublishedViT(VisionTransformer):
         )
 
     def make_norm(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:
-        """See `vit_zoo_blocks.make_norm`."""
+        """A function that makes the config's norm of a width, as around and in the blocks."""
         return blocks.make_norm(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_position(self, config: PublishedViTConfig, rngs: nnx.Rngs):
-        """See `VisionTransformer`; layers may have their own."""
+        """The positions of the stem, or those that layers share; `None` where layers have their own."""
         of_model = config.position_place in ("stem", "shared")
         return positions.variables(config, rngs) if of_model else None
 
     def make_encoder(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> nnx.Module:
-        """See `VisionTransformer`; a family whose blocks are others has its own."""
+        """The encoder, with rotary frequencies and the norm before it; a family whose blocks are others has its own."""
         self.rope = rotary.variables(config, rngs)
         if config.pre_norm:
             self.pre_norm = self.make_norm(config, rngs)(config.width)
@@ -141,7 +141,9 @@ class PublishedViT(VisionTransformer):
     def encode(
         self, x, *, deterministic=True, rngs=None, capture=False, joining=None
     ) -> tuple[jax.Array, dict]:
-        """See `VisionTransformer`; registers stay where they are pooled too."""
+        """Runs the blocks on placed tokens (B, N, D): tokens before the last norm, and what was captured. Registers
+        stay where they are pooled too.
+        """
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
         first_key, key = split(draw_key(rngs, deterministic, *rates), 2)

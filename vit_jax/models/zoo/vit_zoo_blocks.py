@@ -83,7 +83,7 @@ class PublishedAttention(Attention):
     def project(
         self, x: jax.Array, queries: jax.Array | None, angles: rope.Angles | None = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """See `Attention`; queries and keys are rotated by `angles`, where both are of x."""
+        """Queries, keys and values (B, N, H, C): the first two normed, and rotated by `angles` if both are of x."""
         q, k, v = super().project(x, queries)
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)

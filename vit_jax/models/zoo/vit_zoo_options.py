@@ -230,12 +230,12 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def pool_heads(self) -> int:
-        """See `pooling.PooledConfig`."""
+        """Heads of attention pooling: `map_heads`, or as many as a layer has."""
         return self.map_heads or self.heads
 
     @property
     def pool_mlp_dim(self) -> int:
-        """See `pooling.PooledConfig`."""
+        """Hidden size of attention pooling's MLP: `map_mlp_dim`, or that of a layer."""
         return self.map_mlp_dim or self.mlp_dim
 
     @property
@@ -244,7 +244,7 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def position_place(self) -> str:
-        """See `positions.place`."""
+        """Where positions are added: `stem`, `layers` or `shared`; '' for none. See `positions.place`."""
         return positions.place(self.position, self.position_at)
 
     @property
@@ -266,7 +266,7 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`; the frequencies of a mixed rotation, of all layers, lie before these."""
+        """What comes before the first layer, norms and the frequencies of a mixed rotation (of all layers) included."""
         return (*super().inputs, "patch_norm", "pre_norm", "rope")
 
     def reset_patterns(self, target: "PublishedViTConfig") -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class Dino(Objective):
         return MovingAverage(momentum)
 
     def anchor(self) -> Anchor | None:
-        """See `Objective`: the Gram teacher."""
+        """The Gram teacher, and the steps at which it takes the teacher's weights; `None` without Gram anchoring."""
         options, start, every = self.options, self.gram_start, self.gram_refresh
         if not options.gram_weight:
             return None
@@ -161,7 +161,9 @@ class Dino(Objective):
         return begin + (end - begin) * jnp.minimum(step / max(self.warmup, 1), 1)
 
     def flops(self) -> int:
-        """See `Objective`; the teachers, which have no backward pass, count a third. The mean over sizes of views."""
+        """Operations of an image's forward passes; the teachers', which have no backward pass, count a third. The mean
+        over sizes of views.
+        """
         model, options = self.context.model, self.options
         width, hidden, bottleneck = model.width, options.head_hidden, options.bottleneck
         head = 2 * (

@@ -213,12 +213,12 @@ class Segmentation(Objective):
 
     @property
     def points(self) -> losses.Points:
-        """See `losses.Points`."""
+        """The points at which masks are compared, as many as the option says."""
         return losses.Points(self.options.points)
 
     @property
     def weights(self) -> losses.Weights:
-        """See `losses.Weights`."""
+        """The weights of the loss's parts, from the options."""
         options = self.options
         return losses.Weights(
             options.mask_weight, options.dice_weight, options.class_weight, options.no_object

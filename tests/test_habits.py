@@ -1,0 +1,133 @@
+"""What a repository has beside its code: the workflow, hooks, owners, the pull-request form, the editor's settings."""
+
+import configparser
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+STEP = {"name", "uses", "with", "run", "env", "if", "id"}
+SUFFIXES = (
+    ".py",
+    ".md",
+    ".json",
+    ".sh",
+    ".yml",
+    ".yaml",
+    ".toml",
+    ".ipynb",
+    ".css",
+    ".html",
+    ".tsv",
+    ".txt",
+)
+FOLDERS = (".ci", ".github", "configs", "docs", "launch", "tests", "tools", "vit_jax")
+
+
+def jobs() -> dict[str, dict]:
+    (workflow,) = WORKFLOWS
+    return yaml.safe_load(workflow.read_text())["jobs"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_has_the_form_that_github_reads(path):
+    workflow = yaml.safe_load(path.read_text())
+    # YAML 1.1 reads the key `on` as true.
+    assert workflow.keys() == {"name", True, "permissions", "concurrency", "jobs"}
+    assert workflow[True].keys() == {"push", "pull_request"}
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert job.keys() <= {"runs-on", "timeout-minutes", "strategy", "env", "steps"}
+        assert re.fullmatch(r"ubuntu-\d\d\.\d\d", job["runs-on"]) and job["timeout-minutes"] <= 60
+        for step in job["steps"]:
+            assert step.keys() <= STEP and len({"uses", "run"} & step.keys()) == 1
+            assert "uses" not in step or re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
+    known = {
+        "matrix.python",
+        "github.workflow",
+        "github.ref",
+        "github.event_name == 'pull_request'",
+    }
+    assert {*re.findall(r"\$\{\{ (.*?) \}\}", path.read_text())} <= known
+
+
+def test_the_workflow_runs_the_gate_on_the_oldest_python_and_tests_on_all_others():
+    oldest, *others = re.findall(r"minor in \((.*)\)\]", (ROOT / "setup.py").read_text())[0].split(
+        ", "
+    )
+    gate, later = jobs()["gate"], jobs()["later"]
+    assert gate["env"] == {"PYTHON": f"python3.{oldest}"}
+    assert [step["run"] for step in gate["steps"] if "run" in step] == ["bash .ci/run"]
+    assert later["strategy"]["matrix"] == {"python": [f"3.{minor}" for minor in others]}
+    assert later["env"] == {"PYTHON": "python${{ matrix.python }}"}
+    (words,) = (step["run"].split() for step in later["steps"] if "run" in step)
+    assert words[:2] == ["bash", "tests/run.sh"] and len(words) > 2
+    assert all((ROOT / path).exists() for path in words[1:])
+    for job in (gate, later):
+        (python,) = (
+            s["with"] for s in job["steps"] if s.get("uses", "").startswith("actions/setup-python")
+        )
+        assert python["python-version"] in (f"3.{oldest}", "${{ matrix.python }}")
+        assert all((ROOT / path).exists() for path in python["cache-dependency-path"].split())
+
+
+def test_a_hook_refuses_what_the_gate_refuses(tmp_path):
+    """Each is run as pre-commit runs it, on a file that has its fault and on one that has none."""
+    bad, good = tmp_path / "bad.py", tmp_path / "good.py"
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"  # which needs no network
+    assert [hook["id"] for hook in repository["hooks"]] == ["ruff-check", "ruff-format"]
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system" and "python" in hook["types_or"]
+        program, *words = hook["entry"].split()
+        assert program == ".venv/bin/ruff"
+        command = [pathlib.Path(sys.executable).with_name("ruff"), *words]
+        bad.write_text("import os\nx  = 1\n")
+        good.write_text("x = 1\n")
+        for path, fine in ((bad, False), (good, True)):
+            before = path.read_text()
+            done = subprocess.run([*command, path], cwd=ROOT, capture_output=True, text=True)
+            # pre-commit fails if the hook fails or changes the file.
+            assert (done.returncode == 0 and path.read_text() == before) == fine, done.stdout
+    gate = (ROOT / "tests" / "run.sh").read_text()
+    assert "ruff check ." in gate and "ruff format --check ." in gate
+
+
+def test_every_owner_has_files():
+    lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
+    rules = [line.split() for line in lines if not line.startswith("#")]
+    assert len(rules) > 10
+    for pattern, *owners in rules:
+        path = ROOT / pattern.removeprefix("/")
+        assert pattern.startswith("/") and path.is_dir() == pattern.endswith("/") and path.exists()
+        assert owners and all(re.fullmatch(r"@[\w-]+/[\w-]+", owner) for owner in owners)
+
+
+def test_the_pull_request_form_asks_for_what_contributing_does():
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## What a change must show")[2]
+    kinds = re.findall(r"^- \*\*([^*]+)\*\*", section.partition("\n## ")[0], re.M)
+    form = (ROOT / ".github" / "pull_request_template.md").read_text()
+    assert len(kinds) == 4 and re.findall(r"^- \[ \] \*\*([^*]+)\*\*", form, re.M) == kinds
+    for path in re.findall(r"`([\w/.]+\.(?:md|sh))`", form):
+        assert (ROOT / path).exists(), path
+
+
+def test_files_are_as_the_editors_are_asked_to_write_them():
+    config = configparser.ConfigParser()
+    config.read_string(f"[top]\n{(ROOT / '.editorconfig').read_text()}")
+    every = config["*"]
+    assert (every["charset"], every["end_of_line"]) == ("utf-8", "lf")
+    assert every["insert_final_newline"] == every["trim_trailing_whitespace"] == "true"
+    paths = [path for path in ROOT.iterdir() if path.is_file()]
+    paths += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    checked = [path for path in paths if path.suffix in SUFFIXES]
+    assert len(checked) > 900
+    for path in checked:
+        text = path.read_bytes().decode("utf-8")
+        assert "\r" not in text and (not text or text.endswith("\n")), path
+        assert not re.search(r"[ \t]$", text, re.M), path
