@@ -161,7 +161,7 @@ def read_named(
     if wide:
         logging.info("%s: %d tensors of float64 are rounded to float32", path, len(wide))
         tensors |= {name: _rounded(tensors[name]) for name in wide}
-    beside = {name: tensors[name] for name in left_out}
+    skipped_tensors = {name: tensors[name] for name in left_out}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
     if not request.allow_nonfinite:
@@ -184,7 +184,14 @@ def read_named(
     assumed = [n for n in assumed if n not in known and hasattr(config, n)]
     assumed += ["preprocessing"] if preprocessing else []
     return LoadedCheckpoint(
-        config, params, None, preprocessing, layout, variables, beside, assumed=tuple(assumed)
+        config,
+        params,
+        None,
+        preprocessing,
+        layout,
+        variables,
+        skipped_tensors,
+        assumed=tuple(assumed),
     )
 
 

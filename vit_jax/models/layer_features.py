@@ -129,11 +129,11 @@ def check_layers(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -
     return resolve(layers, _shapes(config))
 
 
-def resolve(layers: Sequence[Layer], found: dict) -> tuple[str, ...]:
-    """The names of the layers that `check_layers` has accepted, among what is captured: `found`, arrays or their
+def resolve(layers: Sequence[Layer], arrays: dict) -> tuple[str, ...]:
+    """The names of the layers that `check_layers` has accepted, among what is captured: `arrays`, arrays or their
     shapes by name.
     """
-    names = _names(found)
+    names = _names(arrays)
     return tuple(_name(layer, names) for layer in layers)
 
 

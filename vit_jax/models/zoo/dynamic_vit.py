@@ -158,11 +158,11 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
     @property
     def exit_flops(self) -> tuple[int, ...]:
         """Operations of one image up to each exit, those before included. Matrix products only."""
-        total, found = 0, []
+        total, flops = 0, []
         for network in self.networks:
             total += network.flops() + network.link.flops(network)
-            found.append(total)
-        return tuple(found)
+            flops.append(total)
+        return tuple(flops)
 
     def flops(self) -> int:
         """Operations of one image that no exit lets go: those of `exit_flops` up to the last."""
