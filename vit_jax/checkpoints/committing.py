@@ -171,8 +171,8 @@ class Committer:
             finally:
                 copied.set()
             deadline = time.monotonic() + 60 * self._wait
-            for future in writes:
-                await asyncio.to_thread(future.result, max(deadline - time.monotonic(), 0))
+            for one in writes:
+                await asyncio.to_thread(one.result, max(deadline - time.monotonic(), 0))
 
         try:
             asyncio.run(write())

@@ -49,17 +49,17 @@ class FlaxFormat:
         Raises:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
-        match = tensors_by_name.find_family(
+        found = tensors_by_name.find_family(
             file, self.name, tensors_by_name.requested_metadata(request), PREFIXES
         )
-        other = len(file.tensors) - len(match.tensors)
+        other = len(file.tensors) - len(found.tensors)
         if other:
             logging.info(
                 "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
-                file.path, other, match.prefix,
+                file.path, other, found.prefix,
             )  # fmt: skip
-        checkpoint = tensors_by_name.read_named(file, match, self.name, request, {})
-        checkpoint.layout["prefix"] = match.prefix
+        checkpoint = tensors_by_name.read_named(file, found, self.name, request, {})
+        checkpoint.layout["prefix"] = found.prefix
         checkpoint.preprocessing = self.preprocessing(checkpoint.model_config.image_size)
         checkpoint.assumed += ("preprocessing",)
         return checkpoint

@@ -38,7 +38,7 @@ EXTRAS = (
     r"(dino_head|ibot_head|projection_head|projector|predictor|prototypes)\..*",
 )  # fmt: skip
 # The same beside the network that a prefix names.
-_NOT_OF_MODEL = (
+_BESIDE = (
     r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
     r"(\w*head\w*|fc|classifier|projector|projection|predictor|prototypes|decoder\w*|neck|loss\w*|criterion)\..*",
     r"decoder_\w+(\..*)?",
@@ -82,9 +82,9 @@ def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, 
                 "%s holds the weights %s: %s are read; to read others, say %s#state_dict=%s",
                 path, " and ".join([chosen, *others]), chosen, path, others[0],
             )  # fmt: skip
-    skipped = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
-    if skipped:
-        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(skipped))
+    beside = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
+    if beside:
+        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(beside))
     return _tensors(every[chosen], path)
 
 
@@ -104,12 +104,12 @@ def _dictionaries(
             yield from _dictionaries(value, inside, visits, depth + 1)
 
 
-def _tensors(content: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
+def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
     """The tensors of a state dict, without what compilers put into their names."""
-    others = [str(name) for name, value in content.items() if not isinstance(value, LazyArray)]
+    others = [str(name) for name, value in found.items() if not isinstance(value, LazyArray)]
     if others:
         logging.info("%s: skipped, no tensors: %s", path, ", ".join(others))
-    return without_wrappers({n: t for n, t in content.items() if isinstance(t, LazyArray)})
+    return without_wrappers({n: t for n, t in found.items() if isinstance(t, LazyArray)})
 
 
 def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -121,12 +121,12 @@ def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 def masked(tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
     """The tensors with biases times their masks, as DINOv3's code computes them: keys have none."""
     masks = [name for name in tensors if name.endswith(".bias_mask")]
-    products = {name: tensor for name, tensor in tensors.items() if name not in masks}
+    found = {name: tensor for name, tensor in tensors.items() if name not in masks}
     for name in masks:
         bias = name.removesuffix("_mask")
-        if bias in products:
-            products[bias] = _times(products[bias], tensors[name])
-    return products
+        if bias in found:
+            found[bias] = _times(found[bias], tensors[name])
+    return found
 
 
 def _times(bias: LazyArray, mask: LazyArray) -> LazyArray:
@@ -162,7 +162,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     Raises:
       CheckpointError: some are neither another network's nor of a kind that pre-training needs.
     """
-    skipped, unknown = [], []
+    beside, unknown = [], []
     for name in names:
         if name.startswith(prefix):
             continue
@@ -170,8 +170,8 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         own = next((i for i, part in enumerate(parts) if part not in _BEFORE), len(parts) - 1)
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
-        if network or any(re.fullmatch(pattern, rest) for pattern in _NOT_OF_MODEL):
-            skipped.append(name)
+        if network or any(re.fullmatch(pattern, rest) for pattern in _BESIDE):
+            beside.append(name)
         else:
             unknown.append(name)
     if unknown:
@@ -179,8 +179,8 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
             f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
             f"{_some(unknown)}"
         )
-    if skipped:
-        logging.info("%s: skipped, beside the model %s: %s", path, prefix, _some(skipped))
+    if beside:
+        logging.info("%s: skipped, beside the model %s: %s", path, prefix, _some(beside))
 
 
 def _some(names: list[str], most: int = 12) -> str:

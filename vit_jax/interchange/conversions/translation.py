@@ -36,10 +36,8 @@ def specs(
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
-    tensor_specs = {
-        n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()
-    }
-    return tensor_specs | {n: (x.shape, x.dtype) for n, x in _constants(rules, constants).items()}
+    found = {n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()}
+    return found | {n: (x.shape, x.dtype) for n, x in _constants(rules, constants).items()}
 
 
 def constants(
@@ -54,7 +52,7 @@ def constants(
       CheckpointError: a value follows from an option, and the model's gives another.
     """
     known = [rule for rule in rules if isinstance(rule, Constant) and rule.theirs in tensors]
-    values = {}
+    found = {}
     for rule in known:
         value = np.asarray(tensors[rule.theirs])
         if rule.option and not _nearly_equal(value, np.asarray(rule.value)):
@@ -62,14 +60,14 @@ def constants(
                 f"{source}: {rule.theirs} is {value.tolist()}, but the model's {rule.option} gives "
                 f"{np.asarray(rule.value).tolist()}: set {rule.option} to what this file was trained with"
             )
-        values[rule.theirs] = value.tolist()
-    return values
+        found[rule.theirs] = value.tolist()
+    return found
 
 
-def _nearly_equal(values: np.ndarray, expected: np.ndarray) -> bool:
+def _nearly_equal(found: np.ndarray, expected: np.ndarray) -> bool:
     """Whether values are equal but for the rounding of the type that a file has them in."""
-    tolerance = 4 * float(jax.numpy.finfo(values.dtype).eps)
-    return np.allclose(values.astype(np.float64), expected, rtol=tolerance, atol=0)
+    tolerance = 4 * float(jax.numpy.finfo(found.dtype).eps)
+    return np.allclose(found.astype(np.float64), expected, rtol=tolerance, atol=0)
 
 
 def to_ours(
@@ -262,10 +260,7 @@ def _shapes(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
         for layer in range(*stacked_over):
             yield from zip(rule.names_of(layer), shapes, strict=True)
     else:
-        yield from (
-            (n, stacked_over + shape_of_layer)
-            for n, shape_of_layer in zip(rule.names, shapes, strict=True)
-        )
+        yield from ((n, stacked_over + one) for n, one in zip(rule.names, shapes, strict=True))
 
 
 def _constants(

@@ -57,7 +57,7 @@ DEFAULTS: dict[str, Fields] = {
 }
 _PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
 # Not part of the network, beside what is listed where it is recognised.
-_NOT_OF_TOWER = (
+_BESIDE = (
     r"(.*\.)?mask_token", r"decoder\..*", r"text_model\..*", "logit_(scale|bias)",
     r"(text|visual)_projection\.weight", r".*\.position_ids", r".*rope_embeddings\..*",
 )  # fmt: skip
@@ -92,7 +92,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
         {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
     return DetectedModel(
-        options | more, layout, left_out=(*_NOT_OF_TOWER, *left_out), assumed=assumed
+        options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed
     )
 
 
