@@ -170,7 +170,7 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
 
 def refusal_everywhere(config: PublishedViTConfig) -> str:
     """What of a model none of these codes can compute; '' if there is nothing."""
-    if parts := newer_parts(config):
+    if parts := parts_beside(config):
         return f"the format has no {', no '.join(parts)}"
     own = config.pool in ("gem", "token_mean")
     if own or config.weighted_layers:
@@ -184,7 +184,7 @@ def refusal_everywhere(config: PublishedViTConfig) -> str:
     )
 
 
-def newer_parts(config: PublishedViTConfig, known: Collection[str] = ()) -> list[str]:
+def parts_beside(config: PublishedViTConfig, known: Collection[str] = ()) -> list[str]:
     """The parts of a ViT that are not in the one of 2020, as 'option=value', but for the options `known`."""
     fields = [f for f in schema.options(PublishedViTConfig) if f.metadata["published"]]
     names = {f.name for f in fields if f.metadata["role"] in ("structure", "convention")}

@@ -79,7 +79,7 @@ def refusal(config: PublishedViTConfig, kind: str) -> str:
         "patches with a bias before a norm": kind == "clip" and config.patch_bias,
     }
     missing = [part for part, lacking in lacks.items() if lacking]
-    missing += vit_flax.newer_parts(config, _PARTS[kind])
+    missing += vit_flax.parts_beside(config, _PARTS[kind])
     return f"transformers' {name} has no {', no '.join(missing)}" if missing else ""
 
 
