@@ -48,7 +48,7 @@ def test_a_file_of_the_guide_trains_and_resumes(folder, tmp_path, name):
     assert result["step"] == 6 and np.isfinite(
         result["loss" if name == "my_objective" else "accuracy"]
     )
-    weights = reading.load_weights(tmp_path)
+    weights = reading.read_weights(tmp_path)
     assert "objective" not in weights.params and int(weights.variables["trained"]) > 0
     state = reading.read_parts(
         reading.find_checkpoint(tmp_path),

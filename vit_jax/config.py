@@ -297,7 +297,8 @@ class Config:
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
         (classifier.HEADS,),
-        "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*",
+        "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*; what the "
+        "objective owns begins with objective/",
         when={"init_from": bool},
     )
     init_resize: str = option(

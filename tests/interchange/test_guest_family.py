@@ -156,9 +156,9 @@ def test_statistics_go_along_to_every_format_and_come_back(tensors, tmp_path):
         assert (tensor.dtype, tensor.tobytes()) == (tensors[name].dtype, tensors[name].tobytes())
     run = vit_jax.load_run(tmp_path / "run")
     np.testing.assert_array_equal(run.model.norm.mean[...], tensors["bn.running_mean"])
-    weights = loading.weights_from(
-        path, registry.abstract_weights(run.model_config)[1], run.model_config
-    )
+    like = registry.abstract_weights(run.model_config)[1]
+    checkpoint = formats.read_checkpoint(path, hints=vars(run.model_config))
+    weights = loading.fit_weights(checkpoint, like, run.model_config)
     assert set(weights.variables["norm"]) == {"mean", "var"}
     with pytest.raises(CheckpointError, match="timm has no guest models; these have: authors"):
         loading.convert(path, tmp_path / "c.safetensors", "timm")

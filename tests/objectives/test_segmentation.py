@@ -44,7 +44,7 @@ def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
 
 def learner(objective, step=0):
     model = registry.build(objective.context.model, rngs=nnx.Rngs(0))
-    return Learner(model, objective.own(nnx.Rngs(1)), None, jnp.int32(step))
+    return Learner(model, objective.own_modules(nnx.Rngs(1)), None, jnp.int32(step))
 
 
 def batch(size=2, seed=0):

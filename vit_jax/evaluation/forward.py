@@ -12,7 +12,7 @@ from etils import epath
 from flax import nnx
 
 from vit_jax.base import schema, sizes
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.compute import choices
 from vit_jax.config import config_class
 from vit_jax.data import crops
@@ -41,7 +41,7 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     return data
 
 
-def data_of(run: reading.Run) -> Data:
+def data_of(run: TrainedModel) -> Data:
     """The section `config.data` of a run, see `normalized_as`."""
     return normalized_as(schema.typed(config_class(), run.config).data, run.directory)
 

@@ -6,13 +6,14 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import CHECKPOINT
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import formats
-from vit_jax.models import naming, registry
+from vit_jax.models import classifier, naming, registry
 
 # What may be left to the checkpoint, and its value where that, or an earlier version of this code,
 # does not say it.
@@ -75,6 +76,8 @@ def _resolve_model(
     options = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:
         options |= source.model_config.options_for_image_size(sizes.parse(config.data.image_size))
+    has_head = objectives.find_objective(config.objective)[0].needs_labels
+    reset = config.init_reset if has_head else classifier.besides_heads(config.init_reset)
     # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
     roles = ("structure", "convention", "size") if whole else ("structure", "convention")
     for field in schema.options(family.Config):
@@ -83,7 +86,7 @@ def _resolve_model(
             continue
         # What is re-initialised is as the config says, e.g. a layer before the head, or none.
         is_reset = field.metadata["fitted"] and field.metadata["role"] == "structure"
-        if is_reset and patterns.matching(config.init_reset, [f"{name}/kernel"]):
+        if is_reset and patterns.matching(reset, [f"{name}/kernel"]):
             continue
         if options.get(name) is not None:
             model[name] = options[name]

@@ -207,7 +207,7 @@ def from_checkpoint() -> ConfigDict:
     """The default config for whatever model `init_from` holds, with a new head."""
     config = default_config()
     config.init_from = CHECKPOINT
-    config.init_reset = (f"{classifier.EXIT}(head|head_distilled|representation)/.*",)
+    config.init_reset = (classifier.READOUTS,)
     config.init_channels = "mean"
     config.data.mean = config.data.std = ()
     config.data.interpolation = ""

@@ -48,6 +48,8 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     may_change = {f"config.{name}" for name in schema.may_change(config_class())}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
+    if not description["model"].get("num_classes"):
+        compare["config.init_reset"] = _same_without_head
     changed = []
     for key in ("config", "classes", "training_examples"):
         old, new = (dict(_flat(_part(described, key), key)) for described in (saved, description))
@@ -85,6 +87,11 @@ def _same_mixture(before: list, now: list) -> bool:
 def _same_patterns(before: list, now: list) -> bool:
     """Whether patterns select the same, those of an earlier version among them."""
     return classifier.without_exits(before) == classifier.without_exits(now)
+
+
+def _same_without_head(before: list, now: list) -> bool:
+    """Whether patterns reset the same of a model that has no head: a pattern of heads selects nothing of it."""
+    return _same_patterns(*map(classifier.besides_heads, (before, now)))
 
 
 def _part(description: dict, key: str):

@@ -14,6 +14,7 @@ from vit_jax.evaluation import Suite
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
+from vit_jax.training import starting
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher
 from vit_jax.training.upkeep import curves, reference
@@ -59,6 +60,8 @@ def check_run(
     if not has_run:
         _check_profile(config, assembly.total_steps)
         _check_effects(assembly)
+        if config.init_from:
+            starting.check_fits(assembly)
     if suite is not None:
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:

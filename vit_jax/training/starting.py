@@ -4,8 +4,10 @@ in the workdir, or else the first.
 
 import dataclasses
 import os
+from collections.abc import Collection, Mapping
 
 import jax
+import numpy as np
 from absl import logging
 
 from vit_jax.base import patterns
@@ -13,14 +15,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints, saving, tiers
 from vit_jax.checkpoints.lora import BASE
 from vit_jax.config import Config
-from vit_jax.interchange import fitting, formats, loading
-from vit_jax.interchange.conversions import mae as mae_decoder
+from vit_jax.interchange import fitting, formats, loading, saved_objectives, tensors_by_name
 from vit_jax.models import registry
-from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.lora import ADAPTERS
 from vit_jax.models.registry import Weights
-from vit_jax.objectives import mae
-from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.networks import OWN, model_part
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
@@ -57,12 +55,9 @@ class Start:
           CheckpointError: there are checkpoints, and none can be read; or the one to start from.
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
-        newest = max(self.checkpoints.steps(), default=0)
-        restored = self._restored(newer_than=newest)
-        if self.tier and restored and (step := restored[0]) < newest:
-            # That of `newest` was damaged: local disks may have a newer one than what is before it.
-            restored = None  # Devices need not hold both.
-            restored = self._restored(newer_than=step)
+        restored = self.checkpoints.restore_latest(
+            self.like.parts(), self._check_same_run, self._restored_locally
+        )
         if restored:
             step, parts = restored
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
@@ -77,14 +72,12 @@ class Start:
         self._check_base(state)
         return self._with_teacher(state)
 
-    def _restored(self, newer_than: int) -> tuple[int, dict] | None:
-        """A step and its state: from local disks if they have one above `newer_than`, else from the workdir."""
-        if self.tier:
-            steps = self.checkpoints.steps()
-            restored = self.tier.restore(newer_than, lambda saved: self._check_local(saved, steps))
-            if restored:
-                return restored
-        return self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
+    def _restored_locally(self, steps: list[int]) -> tuple[int, dict] | None:
+        """The state on local disks, if it is newer than the good checkpoints of `steps` in the workdir."""
+        if self.tier is None:
+            return None
+        newest = max(steps, default=0)
+        return self.tier.restore(newest, lambda saved: self._check_local(saved, steps))
 
     def _check_base(self, state: TrainState) -> None:
         """Notes where the base below adapters is, and its fingerprint.
@@ -117,7 +110,7 @@ class Start:
 
     def _check_local(self, saved: dict, steps: list[int]) -> None:
         """Raises `ConfigError` unless the run can continue from a local checkpoint, beside those of
-        `steps` in the workdir.
+        `steps` in the workdir, which are not known to be damaged.
         """
         best = saved["best"] if self.assembly.config.checkpoint.best else None
         if best and best["step"] not in steps:
@@ -129,8 +122,11 @@ class Start:
         teacher = self.assembly.networks.teacher
         if teacher is None:
             return state
-        weights = loading.weights_from(
-            teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
+        weights = loading.fit_weights(
+            formats.read_checkpoint(teacher.path, hints=vars(teacher.config)),
+            self.like.frozen_teacher,
+            teacher.config,
+            where="config.objective.teacher",
         )
         saved = self.saved.get("teacher")
         if saved and not fingerprints.is_digest_of(saved, weights):
@@ -139,7 +135,7 @@ class Start:
                 "put that back, or use another --workdir"
             )
         self.description["teacher"] = fingerprints.digest(weights)
-        return state.replace(fixed=weights)
+        return state.replace(frozen_teacher=weights)
 
 
 def check_same_run(config: Config, saved: dict, description: dict) -> None:
@@ -159,46 +155,58 @@ def check_same_run(config: Config, saved: dict, description: dict) -> None:
 def check_fits(assembly: Assembly) -> None:
     """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
     like = registry.abstract_weights(assembly.model_config)[1]
-    loading.check_weights(
-        assembly.config.init_from, like, assembly.model_config, **_init_options(assembly)
-    )
+    loading.check_fit(_read(assembly), like, assembly.model_config, **_init_options(assembly))
+    _own_reset(assembly, assembly.networks.abstract_own())
+
+
+def _read(assembly: Assembly) -> formats.LoadedCheckpoint:
+    """The checkpoint of `config.init_from`, its arrays unread."""
+    return formats.read_checkpoint(assembly.config.init_from, hints=vars(assembly.model_config))
 
 
 def _init_options(assembly: Assembly) -> dict:
     """How the weights of `config.init_from` are fitted."""
     config = assembly.config
-    # Without a head there is nothing to name: one in the checkpoint is skipped, if it has one.
-    headless = not assembly.model_config.num_classes
     return {
-        "reset": None if headless and not config.init_reset else config.init_reset,
+        "reset": fitting.model_patterns(config.init_reset, assembly.model_config),
         "resize": config.init_resize,
         "init_channels": config.init_channels,
     }
 
 
-def start_from(assembly: Assembly, state: TrainState) -> TrainState:
-    """`state` with the weights of `config.init_from` in place of the new ones, except those to reset;
-    what the objective owns stays new, unless the checkpoint has that too.
+def _own_reset(assembly: Assembly, like: Weights) -> tuple[set[str], dict[str, np.ndarray]]:
+    """What `config.init_reset` names of the objective's own, see `patterns.select`.
+
+    Raises:
+      ConfigError: a pattern for what the objective owns selects nothing.
     """
-    config = assembly.config
-    own = {
-        name: objective_params(
-            assembly.networks.objective, config.init_from, assembly.model_config, tree
-        )
-        for name, tree in state.params.items()
-        if name == OWN
-    }
-    weights, variables = _weights(assembly, state), dict(state.variables)
+    shapes = {f"{OWN}/{n}": x.shape for n, x in patterns.named(patterns.union(*like)).items()}
+    return patterns.select(
+        fitting.objective_patterns(assembly.config.init_reset), shapes, "config.init_reset"
+    )
+
+
+def start_from(assembly: Assembly, state: TrainState) -> TrainState:
+    """`state` with the weights of `config.init_from` in place of the new ones, except those to reset; those that
+    the objective owns too, if the checkpoint has them.
+    """
+    variables = dict(state.variables)
+    own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
+    if jax.tree.leaves(own):
+        own = own_weights(assembly, own)
+    weights = _weights(assembly, state)
     base, params = _split(assembly, weights)
     new = {name: tree for name, tree in state.params.items() if name == ADAPTERS}
-    params = own | new | params
-    if weights.variables:
-        variables["model"] = weights.variables
-        if "ema" in variables:
-            variables["ema"] = states.copied(weights.variables, variables["ema"])
-        if "teacher" in variables:
-            of_model = states.copied(weights.variables, variables["teacher"]["model"])
-            variables["teacher"] = variables["teacher"] | {"model": of_model}
+    params = ({OWN: own.params} if OWN in state.params else {}) | new | params
+    for owner, tree in {"model": weights.variables, OWN: own.variables}.items():
+        if tree:
+            variables[owner] = tree
+            if "teacher" in variables:
+                theirs = variables["teacher"]
+                copy = {owner: states.copied(tree, theirs[owner])}
+                variables["teacher"] = theirs | copy
+    if weights.variables and "ema" in variables:
+        variables["ema"] = states.copied(weights.variables, variables["ema"])
     # Copies: the parameters' own buffers are donated to the step.
     return state.replace(
         params=params,
@@ -218,7 +226,8 @@ def _with_anchor(assembly: Assembly, state: TrainState) -> TrainState:
     if anchor.path:
         like = Weights(params, state.variables.get("model", {}))
         how = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
-        params = loading.weights_from(anchor.path, like, assembly.model_config, **how).params
+        checkpoint = formats.read_checkpoint(anchor.path, hints=vars(assembly.model_config))
+        params = loading.fit_weights(checkpoint, like, assembly.model_config, **how).params
     # Copies: the parameters' own buffers are donated to the step.
     earlier = states.copied(params, state.variables[states.ANCHOR])
     return state.replace(variables=state.variables | {states.ANCHOR: earlier})
@@ -229,8 +238,8 @@ def _weights(assembly: Assembly, state: TrainState) -> Weights:
     is the state's.
     """
     of_model = {n: tree for n, tree in state.params.items() if n not in (OWN, ADAPTERS)}
-    return loading.weights_from(
-        assembly.config.init_from,
+    return loading.fit_weights(
+        _read(assembly),
         Weights(patterns.union(state.base or {}, of_model), state.variables.get("model", {})),
         assembly.model_config,
         **_init_options(assembly),
@@ -243,27 +252,43 @@ def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
     return split.split(weights.params) if split else (None, weights.params)
 
 
-def objective_params(
-    objective: Objective, location: str, model: ClassifierConfig, own: dict
-) -> dict:
-    """The parameters that an objective owns: those of a checkpoint if it has them (MAE's decoder), else `own`.
+def own_weights(assembly: Assembly, new: Weights) -> Weights:
+    """What the objective owns: the arrays of `config.init_from` that it continues with, the others new. What is
+    taken and what is re-initialised, and why, is logged.
 
     Args:
-      objective: of the run.
-      location: of the checkpoint, in any format.
-      model: of the run.
-      own: newly initialised.
+      new: newly initialised.
     """
-    if not isinstance(objective, mae.Mae):
-        return own
-    found = mae_decoder.decoder_in(
-        formats.read_checkpoint(location, hints=vars(model)), objective.options.heads
+    config, objective = assembly.config, assembly.networks.objective
+    saved = saved_objectives.find_saved(_read(assembly), type(objective), vars(objective.options))
+    arrays = patterns.union(*new)
+    if saved is None:
+        taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
+    else:
+        taken, reset = objective.own_from(saved, new)
+    to_reset, layers = _own_reset(assembly, new)
+    for name in list(taken):
+        if f"{OWN}/{name}" in to_reset:
+            taken.pop(name)
+            reset[name] = "config.init_reset"
+    logging.info("config.init_from: %s", _summary(config.objective.name, taken, reset))
+    layers = {n: mask for n, mask in layers.items() if n.removeprefix(f"{OWN}/") in taken}
+    found = fitting.take(
+        {OWN: arrays},
+        {f"{OWN}/{name}": array for name, array in taken.items()},
+        {f"{OWN}/{name}" for name in reset},
+        layers,
+        is_logged=False,
     )
-    if found is None:
-        return own
-    shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (found.params, own)]
-    if shapes[0] != shapes[1]:
-        logging.info("the decoder in the checkpoint has another size: it is re-initialised")
-        return own
-    logging.info("the decoder is the checkpoint's")
-    return jax.tree.map(fitting.placed, found.params, own)
+    return tensors_by_name.divided(found[OWN], new)
+
+
+def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -> str:
+    """What an objective continues with, and what is re-initialised, in words."""
+    parts = [f"of what the objective {objective} owns"]
+    if taken:
+        parts.append(f"{', '.join(taken)} continue as they are in the checkpoint")
+    for why in dict.fromkeys(reset.values()):
+        names = ", ".join(name for name, reason in reset.items() if reason == why)
+        parts.append(f"{names} re-initialised ({why})")
+    return f"{parts[0]}, {'; '.join(parts[1:])}"

@@ -61,9 +61,14 @@ def make_train_step(
         health = examine(state.health, state.step, metrics["loss"], examined, config.spike)
         kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
-            params=params, opt_state=opt_state, health=health, fixed=None, base=None, **followers
+            params=params,
+            opt_state=opt_state,
+            health=health,
+            frozen_teacher=None,
+            base=None,
+            **followers,
         )
-        unchanged = state.replace(health=health, fixed=None, base=None)
+        unchanged = state.replace(health=health, frozen_teacher=None, base=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
         # Whatever is selected or measured is a device's own shard, before parameters are gathered.
         new = new.replace(params=place.updated(new.params))
@@ -76,7 +81,9 @@ def make_train_step(
             "update_norm": optax.tree.norm(updates),
             "parameter_norm": optax.tree.norm(params),
         }
-        return new.replace(step=state.step + 1, fixed=state.fixed, base=state.base), metrics
+        return new.replace(
+            step=state.step + 1, frozen_teacher=state.frozen_teacher, base=state.base
+        ), metrics
 
     return train_step
 

@@ -12,7 +12,6 @@ from absl import logging
 from clu import parameter_overview
 from etils import epath
 
-from vit_jax import optim
 from vit_jax.base import durations, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
@@ -104,7 +103,6 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
     data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
     epochs = steps * config.batch_size / examples
     start = f", starting from {config.init_from}" if config.init_from else ""
-    averaged = optim.keeps_average(config.optim.name, config.optim.ema)
     found = assembly.matrices()
     matrices = [] if found is None else [preconditioners.summarize(found, config.optim)]
     return [
@@ -115,7 +113,11 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
         *_adapted(assembly, count),
         *matrices,
-        *(["averaged parameters are evaluated, exported and loaded"] if averaged else []),
+        *(
+            ["averaged parameters are evaluated, exported and loaded"]
+            if assembly.evaluated == "ema"
+            else []
+        ),
     ]
 
 
