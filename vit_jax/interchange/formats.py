@@ -169,10 +169,10 @@ def read_checkpoint(
         numbers are reported when they are read.
       ConfigError: an override is no option of the family.
     """
-    found = _open(path)
+    file = _open(path)
     request = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
     try:
-        checkpoint = module(_detect(found)).read(found, request)
+        checkpoint = module(_detect(file)).read(file, request)
         checkpoint.source = str(path)
         return checkpoint
     except UserError:

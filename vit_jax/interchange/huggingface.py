@@ -88,15 +88,15 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     conversion = tensors_by_name.conversion_of(
         checkpoint.model_config, NAME, path, as_it_was=as_it_was
     )
-    beside = saved_objectives.beside(checkpoint, NAME, path)
+    extra = saved_objectives.beside(checkpoint, NAME, path)
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
     # What config.json says of the model; the rest of one that was read stays.
     described = checkpoint.layout.get("config", {}) | {"dtype": "float32"}
     described |= conversion.config_json(config, checkpoint.layout)
-    described |= beside.stated
+    described |= extra.stated
     if not as_it_was:
-        checkpoint.layout |= beside.layout
+        checkpoint.layout |= extra.layout
     if config.num_classes:
         names = checkpoint.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
@@ -104,7 +104,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
-            checkpoint, conversion, folder / pytorch.WEIGHTS, {}, beside
+            checkpoint, conversion, folder / pytorch.WEIGHTS, {}, extra
         )
         (folder / CONFIG).write_text(json.dumps(described, indent=2))
         if processor:

@@ -128,8 +128,8 @@ def load_run(
         weights = reading.read_weights(run.folder, like)
     else:
         imagenet.log_if_unnamed(checkpoint.classes, checkpoint.model_config.num_classes, path)
-        how = dict(where=f"load_run({str(path)!r})", reset_option="reset")
-        weights = fit_weights(checkpoint, like, model_config, **how)
+        messages = dict(where=f"load_run({str(path)!r})", reset_option="reset")
+        weights = fit_weights(checkpoint, like, model_config, **messages)
     return TrainedModel(
         model=nnx.merge(definition, *weights),
         model_config=model_config,

@@ -302,18 +302,18 @@ def write_safetensors(
     conversion: Conversion,
     path: epath.PathLike,
     metadata: Mapping[str, str],
-    beside: Beside = NOTHING,
+    extra: Beside = NOTHING,
 ) -> None:
     """Writes a model as a `.safetensors` file, a tensor at a time.
 
     Args:
-      beside: what else the file gets.
+      extra: what else the file gets.
 
     Raises:
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
     tensors = itertools.chain(
-        arrays(checkpoint, conversion), translation.to_theirs(beside.rules, beside.params)
+        arrays(checkpoint, conversion), translation.to_theirs(extra.rules, extra.params)
     )
     layout, params = checkpoint.layout, patterns.union(checkpoint.params, checkpoint.variables)
     table = conversion.rules(checkpoint.model_config, layout)
@@ -322,7 +322,7 @@ def write_safetensors(
     )
     renamed = layout.get("renamed", {})
     specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
-        beside.rules, beside.params
+        extra.rules, extra.params
     )
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 

@@ -118,8 +118,8 @@ class MaeAuthors(MaeConversion):
             "parallel blocks": config.parallel,
             "blocks without biases": not config.qkv_bias,
         }
-        found = [name for name, there in lacks.items() if there]
-        reason = f"MAE's own code has no {', no '.join(found)}" if found else ""
+        missing = [name for name, lacking in lacks.items() if lacking]
+        reason = f"MAE's own code has no {', no '.join(missing)}" if missing else ""
         return reason or vit_flax.refusal_everywhere(config)
 
 
