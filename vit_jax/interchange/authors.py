@@ -23,15 +23,15 @@ def recognises(file: CheckpointFile) -> bool:
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """The model of a file with the names of its family's authors."""
     stated = tensors_by_name.in_header(file)
-    found = tensors_by_name.find_family(
+    match = tensors_by_name.find_family(
         file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes
     )
     checkpoint = tensors_by_name.with_header(
-        tensors_by_name.read_named(file, found, NAME, request, stated), file
+        tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if file.header:
         return checkpoint
-    conversion = found.conversion.of(checkpoint.model_config)
+    conversion = match.conversion.of(checkpoint.model_config)
     prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
     return tensors_by_name.with_preprocessing(checkpoint, prepared)
 

@@ -96,9 +96,9 @@ def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, 
                 "%s holds the weights %s: %s are read; to read others, say %s#state_dict=%s",
                 path, " and ".join([chosen, *others]), chosen, path, others[0],
             )  # fmt: skip
-    beside = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
-    if beside:
-        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(beside))
+    skipped = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
+    if skipped:
+        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(skipped))
     return _tensors(every[chosen], path)
 
 
@@ -118,12 +118,12 @@ def _dictionaries(
             yield from _dictionaries(value, inside, visits, depth + 1)
 
 
-def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
+def _tensors(content: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
     """The tensors of a state dict, without what compilers put into their names."""
-    others = [str(name) for name, value in found.items() if not isinstance(value, LazyArray)]
+    others = [str(name) for name, value in content.items() if not isinstance(value, LazyArray)]
     if others:
         logging.info("%s: skipped, no tensors: %s", path, ", ".join(others))
-    return without_wrappers({n: t for n, t in found.items() if isinstance(t, LazyArray)})
+    return without_wrappers({n: t for n, t in content.items() if isinstance(t, LazyArray)})
 
 
 def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:

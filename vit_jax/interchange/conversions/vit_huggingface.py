@@ -66,12 +66,12 @@ class HuggingFace(HuggingFaceConversion):
         stated = vit_bare.fields(shapes, metadata)
         if stated is None:
             return None
-        found = self.recognise(shapes, dict(metadata) | stated)
-        if found is None:
+        detected = self.recognise(shapes, dict(metadata) | stated)
+        if detected is None:
             return None
-        heads, left_open = vit_options.published_heads(found.options)
-        options, layout = found.options | {"heads": heads}, found.layout | {"bare": stated}
-        return dataclasses.replace(found, options=options, layout=layout, open=left_open)
+        heads, left_open = vit_options.published_heads(detected.options)
+        options, layout = detected.options | {"heads": heads}, detected.layout | {"bare": stated}
+        return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""

@@ -53,7 +53,7 @@ def from_tensors(shapes: Shapes) -> Options:
     pooled, tokens = "fc_norm.weight" in shapes, "norm.weight" in shapes
     if pooled and tokens:
         raise CheckpointError("norms of both the tokens and what is pooled are not supported")
-    found = {
+    options = {
         "num_classes": shapes.get("head.bias", (0,))[0],
         "channels": channels,
         "patch": patch,
@@ -80,12 +80,12 @@ def from_tensors(shapes: Shapes) -> Options:
     }
     if "attn_pool.latent" in shapes:
         hidden = shapes["attn_pool.mlp.fc1.bias"][0]
-        found |= {"pool": "map", "map_mlp_dim": 0 if hidden == down else hidden}
+        options |= {"pool": "map", "map_mlp_dim": 0 if hidden == down else hidden}
     elif not has_class:
-        found |= {"pool": "mean"}
+        options |= {"pool": "mean"}
     if "rope.freqs" in shapes:
-        found |= {"rope": "mixed"}
-    return found
+        options |= {"rope": "mixed"}
+    return options
 
 
 def _class_of(shapes: Shapes) -> str:
@@ -96,12 +96,12 @@ def _class_of(shapes: Shapes) -> str:
 
 
 def settled(
-    found: Options, shapes: Shapes, metadata: Mapping[str, Any]
+    tensor_options: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """The options that tensors do not tell, those of them that are open, and those that are assumed.
 
     Args:
-      found: what the tensors tell.
+      tensor_options: what the tensors tell.
       shapes: of the tensors.
       metadata: see `TimmConversion`.
 
@@ -109,9 +109,9 @@ def settled(
       CheckpointError: the metadata contradicts the tensors, or is not supported.
     """
     own = {name: metadata[name] for name in NOT_IN_TENSORS if name in metadata}
-    options, left, compared = _from_metadata(found, shapes, metadata)
+    options, left, compared = _from_metadata(tensor_options, shapes, metadata)
     options |= own
-    assumed = (n for n in compared if n not in own and _matters(n, found | options))
+    assumed = (n for n in compared if n not in own and _matters(n, tensor_options | options))
     return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
 
 
@@ -124,7 +124,7 @@ def _matters(name: str, options: Options) -> bool:
 
 
 def _from_metadata(
-    found: Options, shapes: Shapes, metadata: Mapping[str, Any]
+    tensor_options: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """As `settled`, of a file that is not ours; the last are the options found by comparison."""
     named = metadata.get("architecture", "")
@@ -137,9 +137,13 @@ def _from_metadata(
                 f"the tensors are those of a ViT, but {named} is a {kind} of timm"
             )
         options = from_arguments(kind, (known.arguments if known else {}) | arguments)
-        _compare(found, options, "cls_token" in shapes, named)
-        return {name: options[name] for name in NOT_IN_TENSORS if name not in found}, {}, ()
-    return _by_comparison(found, shapes, arguments)
+        _compare(tensor_options, options, "cls_token" in shapes, named)
+        return (
+            {name: options[name] for name in NOT_IN_TENSORS if name not in tensor_options},
+            {},
+            (),
+        )
+    return _by_comparison(tensor_options, shapes, arguments)
 
 
 # What `metadata` has that is no argument of timm's class.
@@ -164,10 +168,10 @@ def _kind(arguments: Mapping[str, Any]) -> str:
     return EVA if of_eva else VIT
 
 
-def _compare(found: Options, options: Options, has_class: bool, named: str) -> None:
+def _compare(tensor_options: Options, options: Options, has_class: bool, named: str) -> None:
     """Raises `CheckpointError` where tensors and metadata contradict each other."""
     metadata = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
-    from_file = found | {"class_token": has_class}
+    from_file = tensor_options | {"class_token": has_class}
     for name in metadata.keys() & from_file.keys() - {
         *_FITTED,
         *NOT_IN_TENSORS,
@@ -271,7 +275,7 @@ def supported(architecture: str) -> bool:
 @functools.cache
 def _known() -> list[tuple[str, Options]]:
     """Every ViT of timm that can be computed here, with its options."""
-    found = []
+    all_options = []
     for name, known in published.architectures().items():
         if known.kind not in KINDS:
             continue
@@ -281,8 +285,8 @@ def _known() -> list[tuple[str, Options]]:
             continue
         has_class = options["pool"] == "token" or options["keep_class_token"]
         from_file = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
-        found.append((name, options | from_file))
-    return found
+        all_options.append((name, options | from_file))
+    return all_options
 
 
 def _ask(name: str, values: Mapping[Any, list[str]]) -> str:
