@@ -8,13 +8,14 @@ file, even one that a recipe registers.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import durations, places, schema
-from vit_jax.base.renamed import RootConfig
 from vit_jax.base.schema import option, section
+from vit_jax.base.sections import RootConfig
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import classifier
 from vit_jax.models import registry as models
@@ -372,19 +373,32 @@ class Config:
     reference: Reference = section(Reference, may_change=True)
 
 
-def config_class() -> type[Config]:
-    """`Config` with the options of every registered family and objective."""
-    return _joined(tuple(models.config_classes()), tuple(objectives.option_classes()))
+def config_class(config: ConfigDict | Mapping | None = None) -> type[Config]:
+    """`Config` with the options of the model and the objective that a config names, and of others only if one of
+    those is set; without a config, with those of every registered family and objective.
+
+    Args:
+      config: of this version or an earlier one, as a `ConfigDict` or as JSON has it.
+    """
+    if config is None:
+        return _joined(models.Section.everything(), objectives.Section.everything())
+    sections = [config.get(name) for name in ("model", "objective")]
+    model, objective = (one if isinstance(one, ConfigDict | dict) else {} for one in sections)
+    return _joined(models.Section.declared(model), objectives.Section.declared(objective))
 
 
 @functools.cache
-def _joined(families: tuple[type, ...], objective_options: tuple[type, ...]) -> type[Config]:
-    model = schema.union("Model", models.Name, *families)
-    objective = schema.union("Objective", objectives.Name, *objective_options)
-    fields = [("model", model, section(model)), ("objective", objective, section(objective))]
+def _joined(model: type, objective: type) -> type[Config]:
+    fields = [
+        ("model", model, section(model, kind=models.Section)),
+        ("objective", objective, section(objective, kind=objectives.Section)),
+    ]
     return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)
 
 
 def default_config() -> ConfigDict:
-    """The config of which every recipe says what differs; locked."""
-    return schema.to_config(config_class(), RootConfig)
+    """The config of which every recipe says what differs; locked. `config.model` has the options of the default's
+    family, until another is named.
+    """
+    names = {"model": vars(models.Name()), "objective": vars(objectives.Name())}
+    return schema.to_config(config_class(names), RootConfig)

@@ -29,10 +29,10 @@ BUDGETS = (0.5, 1.0, 1.5)
 
 @pytest.fixture(scope="module", autouse=True)
 def family():
-    before = list(registry.FAMILIES)
+    before = list(registry.GUESTS)
     registry.register(toy_exits)
     yield
-    registry.FAMILIES[:] = before
+    registry.GUESTS[:] = before
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.models import classifier, registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.training.starting import start_from
+from vit_jax.training.initial_weights import start_from
 from vit_jax.training.state import TrainState
 
 SIDE, PATCH, WIDTH, CLASSES = 4, 2, 6, 3
@@ -96,7 +96,7 @@ GUEST = types.SimpleNamespace(
 def registered():
     registry.register(GUEST)
     yield
-    registry.FAMILIES.remove(GUEST)
+    registry.GUESTS.remove(GUEST)
 
 
 @pytest.fixture

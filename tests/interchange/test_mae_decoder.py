@@ -20,7 +20,7 @@ from vit_jax.models.embeddings import sincos_2d
 from vit_jax.objectives.mae import Mae, MaeOptions, decoder_of
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.starting import own_weights, start_from
+from vit_jax.training.initial_weights import own_weights, start_from
 
 
 def of_file(path, objective, **hints):

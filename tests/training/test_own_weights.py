@@ -24,7 +24,7 @@ from vit_jax.objectives.contract import Objective, SavedObjective
 from vit_jax.objectives.networks import OWN
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.starting import check_fits, start_from
+from vit_jax.training.initial_weights import check_fits, start_from
 
 SMALL = {
     "model.name": "ViT-mu/8", "model.width": 24, "model.depth": 1, "model.heads": 2, "model.mlp_dim": 48,

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 
-from vit_jax.base import renamed, schema
+from vit_jax.base import schema, sections
 from vit_jax.config import Config, default_config
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.networks import evaluated_weights
@@ -64,7 +64,7 @@ def unsealed(description: dict) -> dict | None:
 
 def with_current_names(description: dict) -> dict:
     """A description that an earlier version may have saved, its config's sections by the names of this version."""
-    return description | {"config": renamed.with_current_sections(description["config"])}
+    return description | {"config": sections.with_current_sections(description["config"])}
 
 
 def _seal_of(description: dict) -> str:

@@ -25,7 +25,8 @@ class Own(NamedTuple):
 
 def trained_networks(description: dict, model_config: classifier.ClassifierConfig) -> Networks:
     """The networks of the run that a checkpoint is of."""
-    config = schema.typed(config_class(), schema.fill(default_config(), description["config"]))
+    filled = schema.fill(default_config(), description["config"])
+    config = schema.typed(config_class(filled), filled)
     classes = description["classes"]
     data = DataFacts(
         num_classes=len(classes),

@@ -265,7 +265,7 @@ def configure(
     if "image_size" in data:
         data["image_size"] = sizes.parse(data["image_size"])
     recognised = {**recognised, **data}
-    family = registry.family_name(next(f for f in registry.FAMILIES if f.Config is config_class))
+    family = registry.family_name(next(f for f in registry.families() if f.Config is config_class))
     return config_class(
         **recognised | schema.checked_options(config_class, overrides, f"a {family} model", "")
     )
@@ -297,7 +297,7 @@ def _looks_like(file: checkpoint_file.CheckpointFile) -> str:
     if file.container == "folder" and "model_type" in file.config:
         config, known = file.config, []
         classes = ", ".join(config.get("architectures") or ())
-        for family in registry.FAMILIES:
+        for family in registry.families():
             conversion = conversions_of(family).get("huggingface")
             known += conversion.model_types if conversion else ()
         return (

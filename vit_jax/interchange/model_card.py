@@ -42,7 +42,7 @@ def make_card(
       run, checkpoint, repository, license: see `pushing.push`.
       format: the layout of the weights.
     """
-    config = schema.typed(config_class(), run.config)
+    config = schema.typed(config_class(run.config), run.config)
     parts = [
         _head(run, format, license),
         f"# {repository.partition('/')[2]}",

@@ -124,7 +124,7 @@ def described(checkpoint: LoadedCheckpoint) -> tuple[Config, dict]:
     config.data.update(dataclasses.asdict(checkpoint.preprocessing or unknown))
     config.data.image_size = checkpoint.model_config.image_size
     config.data.channels = checkpoint.model_config.channels
-    config = schema.typed(config_class(), config)
+    config = schema.typed(config_class(config), config)
     if checkpoint.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))
     classes = checkpoint.classes or imagenet.names_if_unnamed(checkpoint.model_config.num_classes)

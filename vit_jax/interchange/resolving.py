@@ -1,7 +1,7 @@
 """The config of a run that starts from a checkpoint: what it leaves open is filled in from there."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -12,8 +12,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import CHECKPOINT
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import formats
 from vit_jax.models import classifier, naming, registry
+
+if TYPE_CHECKING:
+    from vit_jax.interchange.formats import LoadedCheckpoint
 
 # What may be left to the checkpoint, and its value where that, or an earlier version of this code,
 # does not say it.
@@ -49,7 +51,11 @@ def resolve_from_checkpoint(
     saved = reading.newest_description(workdir) if workdir else None
     saved = saved and saved["config"]
     hints = schema.given_options(config.model) | {"image_size": config.data.image_size}
-    source = None if saved else formats.read_checkpoint(config.init_from, hints=hints)
+    source = None
+    if not saved:
+        from vit_jax.interchange import formats
+
+        source = formats.read_checkpoint(config.init_from, hints=hints)
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
@@ -62,7 +68,7 @@ def resolve_from_checkpoint(
 
 
 def _resolve_model(
-    config: ConfigDict, saved: Mapping[str, Any] | None, source: formats.LoadedCheckpoint | None
+    config: ConfigDict, saved: Mapping[str, Any] | None, source: "LoadedCheckpoint | None"
 ) -> None:
     """Fills in `config.model`: from the config of the run that is resumed, or from the checkpoint."""
     model, whole = config.model, not config.model.name

@@ -79,7 +79,7 @@ def find_family(
     problems = []
     for prefix in prefixes:
         mine = {n.removeprefix(prefix): t for n, t in file.tensors.items() if n.startswith(prefix)}
-        for family in registry.FAMILIES:
+        for family in registry.families():
             conversion = conversions_of(family).get(format)
             if conversion is None:
                 continue

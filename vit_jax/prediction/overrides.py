@@ -71,14 +71,14 @@ def config_to_evaluate(
     trained_on = config.to_dict() if is_run else {}
     if not is_run:
         config.data.name = ""
-    change(config, config_class(), changes)
+    change(config, Config, changes)
     if needs_data and not config.data.name:
         raise ConfigError(
             f"{path} is not a run of yours and names no data: set what to evaluate on, --config.data.name=imagenet2012 "
             "or --config.data.name=folder --config.data.path=FOLDER"
         )
     check_changes(changes, tuple(schema.with_role(type(model_config), "compute")))
-    typed = schema.typed(config_class(), config)
+    typed = schema.typed(config_class(config), config)
     if typed.data.image_size != model_config.image_size:
         raise ConfigError(
             f"config.data.image_size is {sizes.size_text(typed.data.image_size)}, but the model takes images of "
@@ -154,9 +154,9 @@ def of_images(
     """
     settings, known = list(settings), [f"data.{name}" for name in _OF_IMAGES]
     changed = config.copy_and_resolve_references()
-    change(changed, config_class(), settings)
+    change(changed, Config, settings)
     for name, _ in settings:
         if name not in known:
             raise ConfigError(f"{command} cannot use config.{name}, only {', '.join(known)}")
-    data = schema.typed(config_class(), changed).data
+    data = schema.typed(config_class(changed), changed).data
     return {name: getattr(data, name) for name in _OF_IMAGES if f"data.{name}" in dict(settings)}

@@ -195,7 +195,8 @@ def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> Confi
 
 def vit_names() -> list[str]:
     """The listed ViTs as recipes take them: 'B/16' for 'ViT-B/16'."""
-    return [name.removeprefix("ViT-") for name in registry.variants() if name.startswith("ViT-")]
+    names = registry.FAMILIES["vit"].VARIANTS
+    return [name.removeprefix("ViT-") for name in names if name.startswith("ViT-")]
 
 
 def width(model: str) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -22,10 +22,9 @@ from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
-from vit_jax.data.augmentation import augment, permute
+from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.devices import meshes
-from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint
 from vit_jax.objectives.networks import (
@@ -36,12 +35,14 @@ from vit_jax.objectives.networks import (
     evaluated_weights,
     model_config_of,
 )
-from vit_jax.optim import matrices, preconditioners, sharpness
+from vit_jax.optim.options import is_of_matrices, takes_two_gradients
 from vit_jax.training import guards
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
-from vit_jax.training.upkeep import curves
 from vit_jax.training.zero import placement
+
+if TYPE_CHECKING:
+    from vit_jax.optim.matrices import Matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Outline:
         """Operations of a training step: one forward pass of every image and two more for its gradient, all of it
         twice in sharpness-aware training; see `Objective.flops`.
         """
-        gradients = 2 if sharpness.is_used(self.config.optim) else 1
+        gradients = 2 if takes_two_gradients(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
 
     @property
@@ -104,10 +105,12 @@ class Assembly(Outline):
     init: Callable
     train_step: Callable
 
-    def matrices(self) -> matrices.Matrices | None:
+    def matrices(self) -> "Matrices | None":
         """The parameters that the optimizer treats as matrices; `None` if it is not one of matrices."""
-        if self.config.optim.name not in preconditioners.PRECONDITIONERS:
+        if not is_of_matrices(self.config.optim.name):
             return None
+        from vit_jax.optim import matrices
+
         params, _ = jax.eval_shape(self.networks.init, jax.random.key(0))
         return matrices.find(self.config.optim, params, self.model_config.inputs)
 
@@ -161,13 +164,21 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config is of the type {type(config).__name__}: pass that of a recipe, vit_jax.load_config('digits')"
         )
-    typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
+    from_name = config.model.name and config.data.mean and config.data.std
+    if config.init_from or not (from_name and config.data.interpolation):
+        from vit_jax.interchange import resolving
+
+        config = resolving.resolve_from_checkpoint(config, workdir)
+    typed = schema.typed(config_class(config), config)
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check_augmentation(typed.augment, typed.data.channels)
     crops.check_crops(typed.data)
     sources.check_path(typed.data)
     sources.check_features(typed.data)
-    permute.check_patches(typed.data)
+    if typed.data.permute != "none":
+        from vit_jax.data.augmentation import permute
+
+        permute.check_patches(typed.data)
     views.variants(typed)
     objectives.find_objective(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
@@ -188,7 +199,11 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
         )
-    curve = curves.absolute_name(typed.reference.curve)
+    curve = typed.reference.curve
+    if curve:
+        from vit_jax.training.upkeep import curves
+
+        curve = curves.absolute_name(curve)
     return dataclasses.replace(
         typed,
         data=sources.with_absolute_paths(typed.data),
@@ -295,6 +310,8 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     source = networks.objective.teacher()
     if not isinstance(source, FromCheckpoint):
         return None
+    from vit_jax.interchange import formats
+
     try:
         checkpoint = formats.read_checkpoint(source.path)
     except CheckpointError as error:
@@ -321,6 +338,8 @@ def _check_anchor(networks: Networks, config: Config) -> None:
     anchor = networks.objective.anchor()
     if anchor is None or not anchor.path:
         return
+    from vit_jax.interchange import formats
+
     if networks.adapters:
         raise ConfigError(
             f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "
