@@ -383,7 +383,9 @@ def config_class(config: ConfigDict | Mapping | None = None) -> type[Config]:
     if config is None:
         return _joined(models.Section.everything(), objectives.Section.everything())
     sections = [config.get(name) for name in ("model", "objective")]
-    model, objective = (one if isinstance(one, ConfigDict | dict) else {} for one in sections)
+    model, objective = (
+        values if isinstance(values, ConfigDict | dict) else {} for values in sections
+    )
     return _joined(models.Section.declared(model), objectives.Section.declared(objective))
 
 

@@ -172,8 +172,8 @@ class Committer:
                 copied.set()
             deadline = time.monotonic() + 60 * self._wait
             # Orbax would count its own limit by the clock of the day, which may be set while it waits.
-            for one in [_in_thread(write.result) for write in writes]:
-                await asyncio.to_thread(one.result, max(deadline - time.monotonic(), 0))
+            for future in [_in_thread(write.result) for write in writes]:
+                await asyncio.to_thread(future.result, max(deadline - time.monotonic(), 0))
 
         try:
             asyncio.run(write())

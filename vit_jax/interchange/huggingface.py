@@ -62,8 +62,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     # Networks that take images of any size leave it to what prepares these.
     metadata = file.config | {"processor_size": _cut_size(processor).get("image_size")}
     metadata |= tensors_by_name.requested_metadata(request)
-    found = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
-    checkpoint = tensors_by_name.read_named(file, found, NAME, request, {})
+    match = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
+    checkpoint = tensors_by_name.read_named(file, match, NAME, request, {})
     config = checkpoint.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)

@@ -167,13 +167,13 @@ def left_out(
     Raises:
       CheckpointError: one has other values than the model computes in its place.
     """
-    found = matching(own, tensors)
-    has_place = {*known, *found}
-    found |= matching(EXTRAS, [name for name in tensors if name not in has_place])
-    if found:
-        logging.info("%s: skipped, not part of the model: %s", path, skips.text(found))
-    skips.check_computed(found, tensors, config, path)
-    return found
+    skipped = matching(own, tensors)
+    has_place = {*known, *skipped}
+    skipped |= matching(EXTRAS, [name for name in tensors if name not in has_place])
+    if skipped:
+        logging.info("%s: skipped, not part of the model: %s", path, skips.text(skipped))
+    skips.check_computed(skipped, tensors, config, path)
+    return skipped
 
 
 def refuse_lost_positions(
@@ -209,7 +209,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     Raises:
       CheckpointError: some are neither another network's nor of a kind that pre-training needs.
     """
-    beside, unknown = [], []
+    skipped, unknown = [], []
     for name in names:
         if name.startswith(prefix):
             continue
@@ -218,7 +218,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
         if network or matching(BESIDE, [rest]):
-            beside.append(name)
+            skipped.append(name)
         else:
             unknown.append(name)
     if unknown:
@@ -226,8 +226,8 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
             f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
             f"{listed(unknown)}"
         )
-    if beside:
-        logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(beside))
+    if skipped:
+        logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(skipped))
 
 
 def listed(names: list[str], most: int = 12) -> str:

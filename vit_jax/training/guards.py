@@ -45,7 +45,7 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     """The differences between two descriptions that would change the result, as 'field: old ->
     new'.
     """
-    classes = [config_class(one["config"]) for one in (saved, description)]
+    classes = [config_class(described["config"]) for described in (saved, description)]
     may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)

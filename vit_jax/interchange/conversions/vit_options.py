@@ -186,7 +186,7 @@ def _compare(tensor_options: Options, options: Options, has_class: bool, named: 
 
 
 def _by_comparison(
-    found: Options, shapes: Shapes, arguments: Mapping[str, Any]
+    tensor_options: Options, shapes: Shapes, arguments: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """What all published models with such tensors have in common; of what they have not, the likeliest. The
     few `arguments` that a config.json says come first.
@@ -196,9 +196,9 @@ def _by_comparison(
         for theirs, ours, names in _SAID_ALONE
         if theirs in arguments
     }
-    from_file = {n: v for n, v in found.items() if n not in (*_FITTED, *NOT_IN_TENSORS)}
+    from_file = {n: v for n, v in tensor_options.items() if n not in (*_FITTED, *NOT_IN_TENSORS)}
     has_class = "cls_token" in shapes
-    from_file |= {"class": has_class, "map": found.get("pool") == "map"}
+    from_file |= {"class": has_class, "map": tensor_options.get("pool") == "map"}
     from_file |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
     alike = _published_with(from_file)
     if not alike:
@@ -211,13 +211,17 @@ def _by_comparison(
     likeliest = {"pool": "token" if has_class else "mean"}
     options, left = {}, {}
     for name, usual in NOT_IN_TENSORS.items():
-        if name in found or name in metadata:
+        if name in tensor_options or name in metadata:
             continue
         values: dict[Any, list[str]] = {}
         for architecture, other in alike:
             values.setdefault(other[name], []).append(architecture)
         options[name] = next(iter(values), likeliest.get(name, usual))
-        usual_doubt = ("activation", "pool", *(("rope",) if found["position"] == "none" else ()))
+        usual_doubt = (
+            "activation",
+            "pool",
+            *(("rope",) if tensor_options["position"] == "none" else ()),
+        )
         unknown = not alike and name in usual_doubt
         if len(values) > 1 or options[name] is None or unknown:
             left[name] = Open(ask=_ask(name, values))

@@ -59,15 +59,15 @@ DEFAULTS: dict[str, Fields] = {
 _PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
 
 
-def _place_numbers(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
-    return np.arange(found.size).reshape(found.shape)
+def _place_numbers(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+    return np.arange(stored.size).reshape(stored.shape)
 
 
-def _no_rows(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+def _no_rows(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
     return np.zeros((1, 0, config.width))
 
 
-def _frequencies(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+def _frequencies(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
     size = config.width // config.heads // 4
     return config.rope_theta ** (-np.arange(size) / size)
 
