@@ -8,6 +8,8 @@ PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own n
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import objectives
@@ -70,7 +72,7 @@ class Suite:
         """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:
             metrics = evaluator(trained, mesh, watch)
-            yield {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
+            yield {f"{prefix}/{n}" if prefix else n: _plain(x) for n, x in metrics.items()}
 
 
 def make(entries: Sequence, context: EvalContext) -> Suite:
@@ -135,6 +137,11 @@ def is_share(metric: str) -> bool:
     """Whether a metric is between 0 and 1, and written in percent."""
     last = metric.split("/")[-1]
     return last in _SHARES or last.endswith(("accuracy", "shot"))
+
+
+def _plain(value):
+    """A number as Python's own, which JSON takes too."""
+    return value.item() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
 
 
 def _pair(entry) -> tuple[str, dict]:

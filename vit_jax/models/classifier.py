@@ -145,6 +145,12 @@ class ClassifierConfig:
         """
         return INPUTS
 
+    def flops(self) -> int | None:
+        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add counted as 2,
+        full attention; `None`: as `registry.count_flops` counts them in the model's program.
+        """
+        return None
+
     def options_for_image_size(self, image_size: Size) -> dict[str, Any]:
         """The other options that change with the size of the images, if the weights are kept."""
         return {}
@@ -170,10 +176,6 @@ class ClassifierConfig:
           ConfigError: the parameter has another meaning there, though it may have the same shape.
         """
         return None
-
-
-# As files from outside, written for version 0.1, call it.
-Options = ClassifierConfig
 
 
 class Classifier(nnx.Module):

@@ -23,6 +23,7 @@ from vit_jax.base.sections import NamedSection
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.contract import ModelOutput
 
 # A module, or a class, with what is listed above.
 Family = ModuleType | type
@@ -260,6 +261,27 @@ def initialize(config: ClassifierConfig, key: jax.Array) -> dict:
     they are born where they live.
     """
     return split(build(config, rngs=nnx.Rngs(key)))[1].params
+
+
+def count_flops(config: ClassifierConfig) -> int:
+    """Operations of one image's forward pass, by the formula of its family, or else counted in its program: matrix
+    products and convolutions only, a multiply-add counted as 2.
+    """
+    counted = config.flops()
+    return _count_in_program(config) if counted is None else counted
+
+
+@functools.lru_cache(maxsize=64)
+def _count_in_program(config: ClassifierConfig) -> int:
+    definition, weights = abstract_weights(config)
+
+    def forward(weights: Weights, image: jax.Array) -> ModelOutput:
+        return nnx.merge(definition, *weights)(image)
+
+    from vit_jax.compute import flops
+
+    image = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), config.dtype)
+    return flops.count(jax.make_jaxpr(forward)(weights, image))
 
 
 def count_parameters(config: ClassifierConfig) -> int:

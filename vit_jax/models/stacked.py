@@ -57,20 +57,16 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
         """The layers, from input to output, for layer-wise decay: the stack of blocks."""
         return {"layers": self.depth}
 
-    def block_flops(self) -> int:
-        """Operations of one block, counted as in `flops`."""
-        raise NotImplementedError
+    def block_flops(self) -> int | None:
+        """Operations of one block, counted as in `flops`; `None`: all are counted in the model's program."""
+        return None
 
-    def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add
-        counted as 2, full attention.
-        """
+    def flops(self) -> int | None:
+        block = self.block_flops()
+        if block is None:
+            return None
         head = pooling.flops(self) + 2 * self.width * self.num_classes
-        return embeddings.flops(self) + self.depth * self.block_flops() + head
-
-
-# As files from outside, written for version 0.1, call it.
-Options = StackedConfig
+        return embeddings.flops(self) + self.depth * block + head
 
 
 class StackedModel(classifier.Classifier):

@@ -23,7 +23,8 @@ from jax.extend import core
 from jax.sharding import SingleDeviceSharding
 
 from vit_jax.base import subprocesses
-from vit_jax.planning import flops, target
+from vit_jax.compute import flops
+from vit_jax.planning import target
 from vit_jax.planning.hlo import Instruction, Program
 
 TARGET = "tpu_custom_call"

@@ -13,6 +13,7 @@ from vit_jax.devices import local, processes
 from vit_jax.evaluation import Suite
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
+from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher
 
@@ -62,6 +63,10 @@ def check_run(
 
             check_fits(assembly)
     if suite is not None:
+        if user_files.outside([type(shape) for _, shape in suite.evaluators]):
+            from vit_jax.evaluation import rehearsal
+
+            rehearsal.rehearse(suite.evaluators)
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)

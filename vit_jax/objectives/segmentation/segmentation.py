@@ -231,13 +231,14 @@ class Segmentation(Objective):
     def flops_of(self, predictions: int) -> int:
         """`flops` with so many of EoMT's predictions; the trained model makes one."""
         model, options = self.context.model, self.options
+        forward = registry.count_flops(model)
         if options.head != "eomt":
             (height, width, channels), fused = self.maps[-1], options.width
             if options.head == "linear":
-                return model.flops() + 2 * height * width * channels * self.num_classes
+                return forward + 2 * height * width * channels * self.num_classes
             projected = sum(h * w * d * fused for h, w, d in self.maps)
             return (
-                model.flops()
+                forward
                 + 2 * projected
                 + 32 * height * width * fused * (9 * fused + self.num_classes)
             )
@@ -248,6 +249,4 @@ class Segmentation(Objective):
         # Each enlargement has products of 4 D² for a pixel that it gets: a geometric sum over them.
         upscale = 8 * patches * width**2 * (enlarged - 1) // 3
         read = 2 * queries * width * (3 * width + self.num_classes + 1 + enlarged * patches)
-        return (
-            model.flops() + joined * options.blocks // model.depth + predictions * (upscale + read)
-        )
+        return forward + joined * options.blocks // model.depth + predictions * (upscale + read)
