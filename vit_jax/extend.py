@@ -181,11 +181,11 @@ __all__ = list(_SOURCES)  # pyrefly: ignore
 def __getattr__(name: str):
     if name not in _SOURCES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    source, is_renamed, there = _SOURCES[name].partition(":")
+    source, is_renamed, new_name = _SOURCES[name].partition(":")
     module = importlib.import_module(f"vit_jax.{source}")
-    if is_renamed and not there:  # a module of functions
+    if is_renamed and not new_name:  # a module of functions
         return module
-    return getattr(module, there or name)
+    return getattr(module, new_name or name)
 
 
 def __dir__() -> list[str]:

@@ -63,7 +63,7 @@ def check_run(
 
             check_fits(assembly)
     if suite is not None:
-        if user_files.outside([type(shape) for _, shape in suite.evaluators]):
+        if user_files.outside([type(evaluator) for _, evaluator in suite.evaluators]):
             from vit_jax.evaluation import rehearsal
 
             rehearsal.rehearse(suite.evaluators)
