@@ -47,8 +47,7 @@ if TYPE_CHECKING:  # For editors and type checkers: the same as `_SOURCES`.
     from vit_jax.models.attention import Attention
     from vit_jax.models.classifier import Classifier, ClassifierConfig, patch_grid
     from vit_jax.models.classifier import head as make_head
-    from vit_jax.models.contract import Capture, Exiting, ModelOutput
-    from vit_jax.models.contract import kept as captured
+    from vit_jax.models.contract import Capture, Exiting, ModelOutput, captured
     from vit_jax.models.embeddings import PatchEmbedding
     from vit_jax.models.layers import LayerNorm, Linear, Mlp
     from vit_jax.models.layers import norm as make_norm
@@ -106,7 +105,7 @@ _SOURCES = {
     "ModelOutput": "models.contract",
     "Exiting": "models.contract",
     "Capture": "models.contract",
-    "captured": "models.contract:kept",
+    "captured": "models.contract",
     "patch_grid": "models.classifier",
     "make_head": "models.classifier:head",
     "make_norm": "models.layers:norm",
@@ -182,11 +181,11 @@ __all__ = list(_SOURCES)  # pyrefly: ignore
 def __getattr__(name: str):
     if name not in _SOURCES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    source, is_renamed, there = _SOURCES[name].partition(":")
+    source, is_renamed, new_name = _SOURCES[name].partition(":")
     module = importlib.import_module(f"vit_jax.{source}")
-    if is_renamed and not there:  # a module of functions
+    if is_renamed and not new_name:  # a module of functions
         return module
-    return getattr(module, there or name)
+    return getattr(module, new_name or name)
 
 
 def __dir__() -> list[str]:

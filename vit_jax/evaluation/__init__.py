@@ -51,20 +51,20 @@ class Suite:
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
         """All metrics of a model; see `Evaluator`."""
-        found = {}
+        all_metrics = {}
         for metrics in self.each(trained, mesh, watch):
-            found |= metrics
-        return found
+            all_metrics |= metrics
+        return all_metrics
 
     def metrics(self) -> list[str] | None:
         """The names of all metrics; `None` if those of an evaluator are not known before it has judged."""
-        found = []
+        all_names = []
         for prefix, evaluator in self.evaluators:
             names = evaluator.metrics()
             if names is None:
                 return None
-            found += [f"{prefix}/{name}" if prefix else name for name in names]
-        return found
+            all_names += [f"{prefix}/{name}" if prefix else name for name in names]
+        return all_names
 
     def each(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -90,7 +90,7 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
         objective = objectives.find_objective(context.config.objective)[0]
         usual = "accuracy" if objective.needs_labels or context.networks is None else "loss"
         entries = (objective.evaluator or usual,)
-    found = {}
+    evaluators = {}
     for entry in entries:
         name, given = (entry, {}) if isinstance(entry, str) else _pair(entry)
         if name not in EVALUATORS:
@@ -103,13 +103,13 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
             **schema.checked_options(evaluator.Options, given, where, f"{where}: ")
         )
         prefix = options.prefix or ("" if name in _UNPREFIXED else name)
-        if prefix in found:
+        if prefix in evaluators:
             raise ConfigError(
                 f"config.eval.evaluators: two have the prefix {prefix!r}; give one another: "
                 f"({name!r}, {{'prefix': 'NAME'}})"
             )
-        found[prefix] = evaluator(options, context)
-    return Suite(tuple(found.items()))
+        evaluators[prefix] = evaluator(options, context)
+    return Suite(tuple(evaluators.items()))
 
 
 def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:

@@ -128,8 +128,8 @@ def _stack(mesh: Mesh) -> Callable:
 def of_examples(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     """Features (n, D) float32 and labels (n,) of all examples, in their order, in every process."""
     features, label, mask = on_host(batches, mesh)
-    there = mask > 0
-    return features[there], label[there]
+    real = mask > 0
+    return features[real], label[real]
 
 
 def _compiled(

@@ -105,8 +105,8 @@ class LogitsEvaluator(Evaluator):
         """The logits of all examples that can be read, in their order, in every process."""
         self._gather = self._gather or self._compiled(mesh)
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
-            found = (self._gather(weights, batch) for batch in watch(batches))
-            logits, targets, mask = on_host(found, mesh)
+            gathered = (self._gather(weights, batch) for batch in watch(batches))
+            logits, targets, mask = on_host(gathered, mesh)
         positions = np.flatnonzero(mask > 0)
         return Logits(logits[positions], targets[positions] > 0, positions)
 

@@ -55,6 +55,12 @@ class Name:
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
 
 
+# What earlier versions called methods of a family's `Config`.
+_OLD_NAMES = {
+    "fit": "fit_parameter", "at_size": "options_for_image_size", "starts_anew": "reset_patterns",
+}  # fmt: skip
+
+
 class Section(NamedSection):
     """`config.model`: the options of the family that it names, of no family those that all have."""
 
@@ -71,7 +77,16 @@ class Section(NamedSection):
 
 
 def register(family: Family) -> None:
-    """Adds a family from outside the package; before the recipe names a model of it."""
+    """Adds a family from outside the package; before the recipe names a model of it.
+
+    Raises:
+      ConfigError: its `Config` has a method by the name of an earlier version, which nothing calls.
+    """
+    for old, new in _OLD_NAMES.items():
+        if callable(getattr(family.Config, old, None)):
+            raise ConfigError(
+                f"the model family {family_name(family)} defines Config.{old}: rename the method, it is {new} now"
+            )
     if family not in GUESTS:
         GUESTS.append(family)
 

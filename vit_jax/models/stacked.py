@@ -16,8 +16,8 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.dropout import by_depth, draw_key, dropout, split
 from vit_jax.compute.learned import per_example
-from vit_jax.models import classifier, embeddings, pooling
-from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models import classifier, contract, embeddings, pooling
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.layers import layer_norm
 
@@ -163,7 +163,9 @@ class StackedModel(classifier.Classifier):
         """One block, as `stack.scan` runs it."""
 
         def step(block, x, rate, key):
-            x, found = block(x, rate, key, training=training)
-            return x, kept(capture, **found, blocks=self.from_blocks(x)) if capture else {}
+            x, arrays = block(x, rate, key, training=training)
+            if not capture:
+                return x, {}
+            return x, contract.captured(capture, **arrays, blocks=self.from_blocks(x))
 
         return step

@@ -52,10 +52,10 @@ def load_recipe(spec: str) -> dict[str, ConfigDict]:
 
 def _config(name: str, where: str, module: types.ModuleType, spec: str) -> ConfigDict:
     if not hasattr(module, "get_config"):
-        several = hasattr(module, "get_runs")
+        is_experiment = hasattr(module, "get_runs")
         why = (
             "is an experiment of several runs: vit_jax train"
-            if several
+            if is_experiment
             else "defines no function get_config"
         )
         raise ConfigError(f"{where}: {name} {why}")
@@ -144,7 +144,7 @@ def registered_by(recipe: epath.Path) -> list[str]:
 
 def outside(definitions: Iterable) -> list[str]:
     """The files outside of the package that define some of these classes or functions."""
-    modules = [sys.modules.get(one.__module__) for one in definitions]
+    modules = [sys.modules.get(definition.__module__) for definition in definitions]
     files = [m.__file__ for m in modules if m and m.__name__.split(".")[0] != "vit_jax"]
     return list(dict.fromkeys(files))
 

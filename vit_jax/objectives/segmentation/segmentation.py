@@ -130,11 +130,11 @@ class Segmentation(Objective):
 
         def read(weights: registry.Weights, images: jax.Array) -> list[jax.Array]:
             model = nnx.merge(definition, *weights)
-            output, found = layer_features.compute(model, images, self.layers, norm=False)
-            return [x.map for x in found or (layer_features.last(output, config),)]
+            output, layers = layer_features.compute(model, images, self.layers, norm=False)
+            return [x.map for x in layers or (layer_features.last(output, config),)]
 
-        found = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
-        return tuple(x.shape[1:] for x in found)
+        shapes = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
+        return tuple(x.shape[1:] for x in shapes)
 
     def own_modules(self, rngs: nnx.Rngs) -> nnx.Module:
         model, classes, options = self.context.model, self.num_classes, self.options
