@@ -26,7 +26,7 @@ MODULES = {
 }
 # A package of the environment is imported plainly, except where it is there for some versions of Python only.
 ONLY_SOME = {"torch", "torchmetrics", "transformers", "netcal", "safetensors"}
-ASKED = re.compile(r"""(?:importorskip|find_spec)\(\s*f?["']([\w.]+)["']""")
+ASKED = re.compile(r"""(?:importorskip|find_spec|lazily\.Package)\(\s*f?["']([\w.]+)["']""")
 
 
 def packages() -> dict[str, str]:
@@ -67,6 +67,14 @@ def test_what_every_python_of_the_test_environment_has_is_imported_plainly():
     conditional = {name for name, condition in packages().items() if condition} | ONLY_SOME
     optional = conditional | BESIDE
     assert [(where, name) for where, name in asked_for() if name not in optional] == []
+
+
+def test_what_takes_seconds_to_import_is_imported_by_the_tests_that_use_it():
+    slow = re.compile(
+        r"^(import|from) (torch|transformers|torchmetrics|timm)\b|^\w+ = pytest.importorskip", re.M
+    )
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert [path.name for path in files if slow.search(path.read_text())] == []
 
 
 SKIPS = """

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests import lazily
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = lazily.Package("torch")
+transformers = lazily.Package("transformers")
 
 TINY = dict(
     hidden_size=32,

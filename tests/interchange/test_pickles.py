@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+from tests import lazily
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, pickles, safetensors
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 
 
 @pytest.fixture(scope="module")

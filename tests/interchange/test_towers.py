@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests import lazily
 from tests.interchange import zoo
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
@@ -19,8 +20,8 @@ from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 from vit_jax.models.embeddings import interpolate
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = lazily.Package("torch")
+transformers = lazily.Package("transformers")
 
 TINY = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=12, patch_size=4,
