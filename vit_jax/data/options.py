@@ -61,6 +61,11 @@ class Data:
         "file: each image by itself; class: the same share of every class",
         choices=("file", "class"),
     )
+    examine: bool = option(
+        False,
+        "folder or list on a disk: every image is read once before the first step; those that are unreadable, copies or "
+        "have two labels are listed, and a hash of the content chooses what is held out, so that copies stay together",
+    )
     sampling: str = option(
         "uniform",
         "in an epoch of training, uniform: every example once; balanced: every class equally often",

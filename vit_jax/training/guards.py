@@ -38,27 +38,54 @@ class NotWritable(UserError):
 
 
 # Fields whose patterns name heads.
+_FEW = 0.05  # of the training images, lost and gained since a run was saved
 PATTERNS = ("config.init_reset", "config.adapt.also", "config.optim.freeze")
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
     """The differences between two descriptions that would change the result, as 'field: old ->
-    new'.
+    new'. A few training images that were lost or gained are not among them; see `few_other_images`.
     """
     may_change = {f"config.{name}" for name in schema.may_change(config_class())}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
-    changed = []
-    for key in ("config", "classes", "training_examples"):
+    changed, few = [], bool(few_other_images(saved, description))
+    for key in ("config", "classes", *([] if few else ["training_examples"])):
         old, new = (dict(_flat(_part(one, key), key)) for one in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
             if name not in may_change and not same(before, now):
                 changed.append(f"{name}: {before!r} -> {now!r}")
     before, now = (one.get("training_data") for one in (saved, description))
-    if before and now and not fingerprint.same(before, now):  # an earlier version did not look
+    same = (
+        few or not before or not now or fingerprint.same(before, now)
+    )  # earlier versions did not look
+    if not same:
         changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed
+
+
+def few_other_images(saved: dict, description: dict) -> str:
+    """What to say where a run continues with slightly other training images than were saved: one, or at most one in
+    twenty, was lost or gained. '' if they are the same, too many differ, or it is not known.
+    """
+    sketches = [one.get("training_sketch", "") for one in (saved, description)]
+    before, now = (one["training_examples"] for one in (saved, description))
+    marks = [one.get("training_data", "") for one in (saved, description)]
+    if not all(sketches) or (
+        before == now and sketches[0] == sketches[1] and fingerprint.same(*marks)
+    ):
+        return ""
+    lost, gained = fingerprint.changes(sketches[0], before, sketches[1], now)
+    if not lost + gained:  # beyond what sketches see
+        lost = gained = 1
+    if lost + gained > max(2, _FEW * before):
+        return ""
+    return (
+        f"the training images are not all those that this run was saved with: about {lost:,} of {before:,} are gone or "
+        f"changed, and about {gained:,} are new. It continues with the {now:,} that there are; their order is another "
+        "from here on, so that some are seen once more or less in this epoch, and epochs have another length"
+    )
 
 
 def _same_place(before: str, now: str) -> bool:

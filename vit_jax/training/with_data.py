@@ -42,6 +42,9 @@ def describe_run(assembly: Assembly, source: Source) -> dict:
     description = descriptions.describe(
         config, assembly.model_config, source.classes, len(source), source.fingerprint()
     ) | {"pixels": PIXELS}
+    sketch = getattr(source, "sketch", str)()
+    if sketch:
+        description["training_sketch"] = sketch
     if isinstance(assembly.masks, PanopticTable):
         description["segments"] = assembly.masks.describe()
     averaged = optim.keeps_average(config.optim.name, config.optim.ema)
