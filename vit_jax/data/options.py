@@ -63,8 +63,8 @@ class Data:
     )
     examine: bool = option(
         False,
-        "folder or list on a disk: every image is read once before the first step; those that are unreadable, copies or "
-        "have two labels are listed, and a hash of the content chooses what is held out, so that copies stay together",
+        "folder or list on a disk: all images are read once before the first step; unreadable ones, copies and "
+        "those of two labels are listed, and a hash of the content decides what is held out, so that copies stay together",
     )
     sampling: str = option(
         "uniform",

@@ -298,8 +298,8 @@ def few_shot_on_imagenet(config: ConfigDict) -> None:
 
 def on_photos(config: ConfigDict, *, epochs: int, steps: int, lr: float, **fields) -> ConfigDict:
     """Fits a recipe to some hundreds or thousands of images of the user's on one machine: its length, warm-up,
-    evaluations and checkpoints follow from their number, and 16 images are computed at a time. Files that cannot be read
-    are found before the first step, and passed over.
+    evaluations and checkpoints follow from their number, and 16 images are computed at a time. Files that cannot
+    be read are found before the first step, and passed over.
 
     Args:
       config: changed, and returned.

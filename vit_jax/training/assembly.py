@@ -190,8 +190,8 @@ def _as_begun(data: Data, workdir: epath.PathLike) -> Data:
         return data
     logging.log_first_n(
         logging.WARNING,
-        "%s: this run began with config.data.examine=False, or with a version that had no such option, and keeps to it: "
-        "names choose what is held out, so that copies of training images may be among it",
+        "%s: this run began with config.data.examine=False, or with a version without this option, and keeps to it: "
+        "names decide what is held out, so that copies of training images may be among it",
         1, workdir,
     )  # fmt: skip
     return dataclasses.replace(data, examine=False)

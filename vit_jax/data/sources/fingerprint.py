@@ -58,8 +58,8 @@ def sketch(numbers: np.ndarray) -> str:
 
 
 def changes(before: str, count_before: int, now: str, count_now: int) -> tuple[int, int]:
-    """About how many examples a set has lost and gained, by its sketches and sizes: exact up to 256 examples; beyond it,
-    of a set that lost and gained one in twenty, a standard error of 1.4 % of its size.
+    """About how many examples a set has lost and gained, by its sketches and sizes: exact while both together have at
+    most 256; beyond it, where one in twenty differs, with a standard error of 1.4 % of its size.
     """
     old, new = ({text[at : at + 16] for at in range(0, len(text), 16)} for text in (before, now))
     smallest = sorted(old | new)[:_SKETCH]

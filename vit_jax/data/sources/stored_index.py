@@ -54,14 +54,14 @@ class Kind:
     Attributes:
       name: of it and of the version of `scan`: an index of another is not used.
       scan: finds out where the records of a file are.
-      doing: what the log calls that.
       earlier: the names under which earlier versions stored something else → what makes columns of that.
+      doing: what the log calls a scan.
     """
 
     name: str
     scan: Callable[[places.File], FileColumns]
-    doing: str = "finding the records of"
     earlier: Mapping[str, Callable[[Any], FileColumns]] = dataclasses.field(default_factory=dict)
+    doing: str = "finding the records of"
 
 
 def find_records(
