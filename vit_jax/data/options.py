@@ -64,7 +64,7 @@ class Data:
     examine: bool = option(
         False,
         "folder or list on a disk: all images are read once before the first step; unreadable ones, copies and "
-        "those of two labels are listed, and a hash of the content decides what is held out, so that copies stay together",
+        "conflicting labels are listed, and a hash of the content decides what is held out: copies stay together",
     )
     sampling: str = option(
         "uniform",
