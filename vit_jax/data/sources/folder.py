@@ -28,6 +28,7 @@ from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import examined, fingerprint
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.ranges import read_files
+from vit_jax.data.sources.stored_index import INDEX
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import Tree, tree_at
@@ -185,7 +186,7 @@ def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     tree, why = tree_at(root), "its name does not end like an image's"
     folders = tree.folders("")
     if not folders:
-        return [(name, why) for name in tree.files("") if not _is_image(name)]
+        return [(name, why) for name in tree.files("") if not _is_image(name) and name != INDEX]
     found = [(name, "it lies beside the class folders") for name in _images_beside(tree, Unused())]
     for folder in folders:
         found += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
