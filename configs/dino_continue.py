@@ -11,7 +11,8 @@ vit_jax train --config=configs/dino_continue.py:smoke --workdir=DIR
     digits, without their labels or a checkpoint, on two CPU cores: rotary positions, Gram anchoring from half of the
     run on, views of two sizes in the last quarter.
 
-Teacher, student and Gram teacher begin with the checkpoint's weights; heads, which are not released, are new. Rates,
+Teacher, student and Gram teacher begin with the checkpoint's weights; heads, which are not
+released, are new; those of a run of your own continue, as in DINOv3's later stages. Rates,
 momentum and decay are constant after the warm-up, as the authors'; rate and length are our choice. The Gram teacher
 sees the global views at twice their size (1.5 times in the second half) without changes of colours, takes the
 teacher's weights after 20 and 40 % of the run, and stays as it is then. Local views of 168 pixels, which patches of 16
@@ -36,7 +37,6 @@ def get_config(arg="continue"):
     # Patches of 14 and of 16 divide 112.
     config = recipes.views_of_dinov2(recipes.from_checkpoint(), local_pixels=112)
     config.data.update(dict(name="folder", path="IMAGES"))  # Set its path on the command line.
-    config.init_reset = ()
     config.init_resize = "bicubic"
     config.objective.update(dict(temperature_warmup="0 steps", teacher_temperature=(0.07, 0.07)))
     config.batch_size = 256

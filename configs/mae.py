@@ -28,7 +28,6 @@ def get_config(arg="L/16"):
     (model,) = recipes.arguments(arg, model=("smoke", "photos", "B/16", "L/16", "H/14"))
     config = {"smoke": smoke, "photos": photos}.get(model, lambda: paper(model))()
     config.objective.name = "mae"
-    config.init_reset = ()  # There is no head.
     config.model.position = "fixed2d"
     config.model.activation = "gelu"
     return config

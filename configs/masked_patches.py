@@ -32,7 +32,6 @@ def get_config(arg="B/16"):
     model, target = recipes.arguments(arg, model=["smoke", *recipes.vit_names()], target=TARGETS)
     config = smoke() if model == "smoke" else paper(model)
     config.objective.name = "masked_patches"
-    config.init_reset = ()  # There is no head.
     config.objective.target = TARGETS[target] if target else MaskedPatchesOptions.target
     return config
 

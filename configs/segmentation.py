@@ -35,7 +35,6 @@ def get_config(arg="eomt"):
     kind, head = recipes.arguments(arg, kind=(*HEADS, "smoke"), head=HEADS)
     head = (head or "eomt") if kind == "smoke" else kind
     config = recipes.from_checkpoint()
-    config.init_reset = ()  # The model's own head is not used.
     config.objective.name = "segmentation"
     config.objective.head = "eomt" if head == "panoptic" else head
     config.data.name, config.data.mask_feature = "masks", "auto"

@@ -24,6 +24,7 @@ import vit_jax
 from vit_jax.base import logs
 from vit_jax.data.sources import open_eval
 from vit_jax.inspection.run import inspect
+from vit_jax.prediction.images import find_images
 from vit_jax.prediction.predict import predict_files
 from vit_jax.studies.report import report
 
@@ -53,12 +54,12 @@ def main() -> None:
     print("3. Predicting test images", flush=True)
     files = save_test_images(workdir / "images", count=9)
     predict_files(
-        workdir / "finetune",
-        files,
+        vit_jax.load_run(workdir / "finetune"),
+        find_images(files),
         topk=2,
         batch_size=9,
         form="text",
-        picture=str(workdir / "predictions.png"),
+        picture=workdir / "predictions.png",
     )
 
     print("4. What the model has learned, and how the runs went", flush=True)

@@ -16,6 +16,7 @@ import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.record import BadImage
 from vit_jax.interchange import remote
@@ -221,7 +222,7 @@ def test_layers_of_other_families_are_maps_and_tokens(name, size, layers, shapes
     model = nnx.eval_shape(lambda: registry.build(config, rngs=nnx.Rngs(0)))
     settings = default_config()
     settings.data.image_size = size
-    run = reading.Run(model, config, settings, (), 0, epath.Path("nowhere"))
+    run = TrainedModel(model, config, settings, (), 0, epath.Path("nowhere"))
     images = jax.ShapeDtypeStruct((1, size, size, 3), np.uint8)
 
     function = compile_features(run, Wanted(layers)).function

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import lazily
 from vit_jax.base import patterns
 from vit_jax.models import registry
 from vit_jax.recipes.user_files import load_recipe
 from vit_jax.training.assembly import assemble, model_config_of, resolve
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 SMALL = dict(
     name="ViT-S/4",
     width=32,

@@ -13,7 +13,7 @@ import pytest
 from tests.test_configs import build
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints.reading import load_weights
+from vit_jax.checkpoints.reading import read_weights
 from vit_jax.data import batches
 from vit_jax.data.splits import select
 from vit_jax.recipes.user_files import load_config, load_recipe
@@ -200,7 +200,7 @@ def test_last_layers_are_re_initialised_and_all_else_is_that_of_the_first_run(tm
         config.model.depth, config.checkpoint.every = 3, "0 steps"
     runs["reset=1,steps=60/seed=0"].optim.lr = 0.0
     run_all(runs, tmp_path)
-    first, after = (patterns.named(load_weights(tmp_path / name).params) for name in runs)
+    first, after = (patterns.named(read_weights(tmp_path / name).params) for name in runs)
     kernels = [tree["encoder/layers/mlp/up/kernel"] for tree in (first, after)]
     assert [np.array_equal(*layers) for layers in zip(*kernels, strict=True)] == [True, True, False]
     for name in ("embedding/kernel", "encoder/norm/scale"):

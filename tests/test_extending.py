@@ -9,6 +9,7 @@ import pytest
 
 import vit_jax
 from vit_jax import evaluation, objectives
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.models import registry
@@ -29,9 +30,9 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("mine")
     for name, code in FILES.items():
         (path / f"{name}.py").write_text(code)
-    families, tables = list(registry.FAMILIES), [dict(table) for table in TABLES]
+    families, tables = list(registry.GUESTS), [dict(table) for table in TABLES]
     yield path
-    registry.FAMILIES[:] = families
+    registry.GUESTS[:] = families
     for table, was in zip(TABLES, tables, strict=True):
         table.clear()
         table.update(was)
@@ -48,7 +49,7 @@ def test_a_file_of_the_guide_trains_and_resumes(folder, tmp_path, name):
     assert result["step"] == 6 and np.isfinite(
         result["loss" if name == "my_objective" else "accuracy"]
     )
-    weights = reading.load_weights(tmp_path)
+    weights = reading.read_weights(tmp_path)
     assert "objective" not in weights.params and int(weights.variables["trained"]) > 0
     state = reading.read_parts(
         reading.find_checkpoint(tmp_path),
@@ -67,9 +68,9 @@ def test_a_guests_checkpoint_read_without_its_file_names_it(folder, tmp_path, co
         "duration": "1 steps", "batch_size": 8, "log.tensorboard": False, "model.name": "Patches-S/4",
     })  # fmt: skip
     vit_jax.train(config, tmp_path)
-    guests = [one for one in registry.FAMILIES if "Patches-S/4" in one.VARIANTS]
+    guests = [one for one in registry.GUESTS if "Patches-S/4" in one.VARIANTS]
     assert guests
-    monkeypatch.setattr(registry, "FAMILIES", [f for f in registry.FAMILIES if f not in guests])
+    monkeypatch.setattr(registry, "GUESTS", [])
     for name in ("evaluate", "show", "predict"):
         arguments = [tmp_path] if name == "show" else [f"--checkpoint={tmp_path}"]
         code, _, err = command(name, *arguments, *(["a.jpg"] if name == "predict" else []))
@@ -78,7 +79,7 @@ def test_a_guests_checkpoint_read_without_its_file_names_it(folder, tmp_path, co
 
 
 def test_models_lists_a_guest_as_markdown_too(folder, command, monkeypatch):
-    monkeypatch.setattr(registry, "FAMILIES", [])  # counting all others takes long
+    monkeypatch.setattr(registry, "FAMILIES", LazyTable({}))  # counting all others takes long
     code, out, err = command("models", "--markdown", f"--register={folder / 'my_family.py'}")
     assert code == 0 and "| Patches-S/4 |" in out, err
 

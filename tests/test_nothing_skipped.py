@@ -26,7 +26,7 @@ MODULES = {
 }
 # A package of the environment is imported plainly, except where it is there for some versions of Python only.
 ONLY_SOME = {"torch", "torchmetrics", "transformers", "netcal", "safetensors"}
-ASKED = re.compile(r"""(?:importorskip|find_spec)\(\s*f?["']([\w.]+)["']""")
+ASKED = re.compile(r"""(?:importorskip|find_spec|lazily\.Package)\(\s*f?["']([\w.]+)["']""")
 
 
 def packages() -> dict[str, str]:

@@ -45,6 +45,8 @@ _RUNS = "tests/integration/test_train.py::"
 _WORKDIRS = "tests/integration/test_workdirs.py::"
 _LOCKS = "tests/integration/test_locks.py::"
 _BUCKETS = "tests/data/test_in_buckets.py::"
+_DIGESTS = "tests/compute/test_digests.py::"
+_DAMAGE = "tests/checkpoints/test_damage.py::"
 
 FAULTS = {
     # Saving.
@@ -84,6 +86,10 @@ FAULTS = {
         "checkpoints/committing.py", "                    _sync(file)", "                    pass",
         _WHOLE + "test_a_checkpoint_is_on_the_disk_before_it_has_its_name",
     ),
+    "writes_end_by_the_clock_of_the_day": Fault(
+        "checkpoints/committing.py", "[_in_thread(write.result) for write in writes]", "writes",
+        "tests/checkpoints/test_saving.py::test_a_clock_that_is_set_while_a_save_waits_does_not_end_it",
+    ),
     # Resuming.
     "tier_checksum_not_compared": Fault(
         "checkpoints/shards.py", "or zlib.crc32(found) != checksum:", "or False:",
@@ -94,8 +100,29 @@ FAULTS = {
         _TIER + "test_files_of_an_earlier_run_in_the_workdir_are_not_used_and_soon_deleted",
     ),
     "newer_local_state_is_passed_over": Fault(
-        "training/starting.py", "(step := restored[0]) < newest", "(step := restored[0]) > newest",
-        _RUNS + "test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one_before",
+        "checkpoints/saving.py", "if found := elsewhere(steps):", "if found := not reasons and elsewhere(steps):",
+        _RUNS + "test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints",
+    ),
+    "marks_of_tier_not_compared": Fault(
+        "checkpoints/tiers.py", "if changed := self._changed(parts, description):", "if changed := '':",
+        _TIER + "test_a_file_whose_bits_are_not_those_of_the_audit_is_reported_and_the_one_before_is_used",
+    ),
+    "no_descriptors_are_damage": Fault(
+        "checkpoints/storage.py", "limits.as_user_error(cause) if limits.is_shortage(cause) else None", "None",
+        _DAMAGE + "test_what_cannot_be_opened_for_want_of_descriptors_is_not_damaged",
+    ),
+    "reads_go_on_after_one_failed": Fault(
+        "checkpoints/handlers.py",
+        "            await asyncio.gather(*asyncio.all_tasks() - before, return_exceptions=True)\n", "",
+        _DAMAGE + "test_of_a_damaged_state_nothing_is_under_way_when_that_is_said",
+    ),
+    "order_within_an_array_does_not_count": Fault(
+        "compute/digests.py", "position = np.arange(first, first + part.size, dtype=np.uint32)",
+        "position = np.zeros(part.size, np.uint32)", _DIGESTS + "test_what_a_sum_of_bits_misses_is_seen",
+    ),
+    "order_within_an_array_does_not_count_on_devices": Fault(
+        "compute/digests.py", "        position += along * np.uint32(stride % 2**32)\n", "",
+        _DIGESTS + "test_host_and_devices_compute_the_same_marks_of_all_dtypes",
     ),
     "seal_not_compared": Fault(
         "checkpoints/descriptions.py", "if description.get(_SEAL) == _seal_of(rest) else None", "",

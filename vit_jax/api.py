@@ -21,7 +21,7 @@ from vit_jax.base import places, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.base.sizes import Size
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.augmentation import augment
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.prepared import DESCRIPTION
@@ -41,7 +41,7 @@ _BATCH = 32  # images at a time
 
 
 @dataclasses.dataclass
-class Run(reading.Run):
+class Run(TrainedModel):
     """A trained model and what is needed to use it, from `load_run`.
 
     Attributes:
@@ -279,7 +279,7 @@ class Run(reading.Run):
     def _feature_programs(self) -> dict:
         return {}
 
-    def _feature_program(self, wanted: Wanted) -> tuple[reading.Run, Compiled]:
+    def _feature_program(self, wanted: Wanted) -> tuple[TrainedModel, Compiled]:
         """The run at the size that is asked for, and its program, compiled once for each batch size."""
         if wanted not in self._feature_programs:
             run = at_size(self, wanted)

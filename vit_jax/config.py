@@ -8,6 +8,7 @@ file, even one that a recipe registers.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
@@ -296,7 +297,8 @@ class Config:
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
         (classifier.HEADS,),
-        "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*",
+        "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*; what the "
+        "objective owns begins with objective/",
         when={"init_from": bool},
     )
     init_resize: str = option(
@@ -370,19 +372,32 @@ class Config:
     reference: Reference = section(Reference, may_change=True)
 
 
-def config_class() -> type[Config]:
-    """`Config` with the options of every registered family and objective."""
-    return _joined(tuple(models.config_classes()), tuple(objectives.option_classes()))
+def config_class(config: ConfigDict | Mapping | None = None) -> type[Config]:
+    """`Config` with the options of the model and the objective that a config names, and of others only if one of
+    those is set; without a config, with those of every registered family and objective.
+
+    Args:
+      config: of this version or an earlier one, as a `ConfigDict` or as JSON has it.
+    """
+    if config is None:
+        return _joined(models.Section.everything(), objectives.Section.everything())
+    sections = [config.get(name) for name in ("model", "objective")]
+    model, objective = (one if isinstance(one, ConfigDict | dict) else {} for one in sections)
+    return _joined(models.Section.declared(model), objectives.Section.declared(objective))
 
 
 @functools.cache
-def _joined(families: tuple[type, ...], objective_options: tuple[type, ...]) -> type[Config]:
-    model = schema.union("Model", models.Name, *families)
-    objective = schema.union("Objective", objectives.Name, *objective_options)
-    fields = [("model", model, section(model)), ("objective", objective, section(objective))]
+def _joined(model: type, objective: type) -> type[Config]:
+    fields = [
+        ("model", model, section(model, kind=models.Section)),
+        ("objective", objective, section(objective, kind=objectives.Section)),
+    ]
     return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)
 
 
 def default_config() -> ConfigDict:
-    """The config of which every recipe says what differs; locked."""
-    return schema.to_config(config_class())
+    """The config of which every recipe says what differs; locked. `config.model` has the options of the default's
+    family, until another is named.
+    """
+    names = {"model": vars(models.Name()), "objective": vars(objectives.Name())}
+    return schema.to_config(config_class(names))

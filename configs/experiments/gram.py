@@ -31,6 +31,7 @@ def get_runs(arg="paper"):
     runs = {"start": cifar10() if size == "cifar10" else digits()}
     continued = recipes.next_stage(runs)
     continued.objective.momentum = (0.99, 0.99)
+    continued.init_reset = ("objective/.*",)  # as with released weights, which have no heads
     # Heads are new: they learn first.
     continued.optim.update(
         dict(lr=continued.optim.lr / 2, late=(r"(?!objective/).*",), late_warmup="10%")

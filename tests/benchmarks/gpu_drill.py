@@ -333,7 +333,7 @@ def _stopped_run(folder: pathlib.Path, stage: Stage) -> dict:
         code = process.wait()
     _output(command("stopped"))
     whole, stopped = (
-        named(reading.load_weights(folder / name).params) for name in ("whole", "stopped")
+        named(reading.read_weights(folder / name).params) for name in ("whole", "stopped")
     )
     same = all(np.array_equal(whole[name], stopped[name]) for name in whole)
     return {"same_bits": same, "stopped_with": code}

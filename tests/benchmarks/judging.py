@@ -35,7 +35,7 @@ from sklearn.preprocessing import StandardScaler
 
 from vit_jax import evaluation
 from vit_jax.base import schema
-from vit_jax.checkpoints.reading import Run
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import config_class, default_config
 from vit_jax.data import crops, sources
 from vit_jax.data.record import DataSet, Record
@@ -80,7 +80,7 @@ def timed(work: dict[str, Callable], rounds: int) -> dict[str, dict[str, float]]
     }  # fmt: skip
 
 
-def new_run(name: str, size: int, batch: int) -> Run:
+def new_run(name: str, size: int, batch: int) -> TrainedModel:
     """A network with random weights, as a checkpoint would have it."""
     config = default_config()
     config.update_from_flattened_dict({
@@ -92,10 +92,10 @@ def new_run(name: str, size: int, batch: int) -> Run:
     )
     weights = registry.initialize(model_config, jax.random.key(0))
     model = nnx.merge(registry.abstract(model_config)[0], weights)
-    return Run(model, model_config, config, CLASSES, 0, pathlib.Path("new"))
+    return TrainedModel(model, model_config, config, CLASSES, 0, pathlib.Path("new"))
 
 
-def network_alone(run: Run, batch: int) -> Callable[[int], None]:
+def network_alone(run: TrainedModel, batch: int) -> Callable[[int], None]:
     """What classifies so many made-up images, batch by batch, and waits for each."""
     data = data_of(run)
     definition, weights = registry.split(run.model)

@@ -1,17 +1,21 @@
 """Whatever happens to one file of a checkpoint: its state is read to the bit, or that of the one before."""
 
+import asyncio
 import json
 import pathlib
 import random
+import resource
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
+from vit_jax.base import limits
 from vit_jax.base.errors import CheckpointError
-from vit_jax.checkpoints import descriptions, fingerprints, reading, saving
+from vit_jax.checkpoints import descriptions, fingerprints, reading, saving, storage
 from vit_jax.config import Checkpoint, default_config
 
 NEWEST, BEFORE = 2, 1
@@ -44,11 +48,13 @@ def saved(tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
-def like() -> dict:
+def like_of(arrays: dict) -> dict:
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts_of(1)
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays)
+
+
+def like() -> dict:
+    return like_of(parts_of(1))
 
 
 def restored(workdir: pathlib.Path) -> int:
@@ -149,9 +155,55 @@ def test_a_checkpoint_of_an_earlier_version_is_verified_by_its_sums(tmp_path):
     for folder in (good, damaged):
         as_of_an_earlier_version(folder)
     jax.tree.map(np.testing.assert_array_equal, reading.read_parts(good, like()), parts)
-    array = reading.load_array(good, "params", parts["params"], "layers/scale")
+    array = reading.read_array(good, "params", parts["params"], "layers/scale")
     np.testing.assert_array_equal(array, parts["params"]["layers"]["scale"])
     with pytest.raises(CheckpointError, match="the bits of params/layers/scale are not those"):
         reading.read_parts(damaged, like())
     with pytest.raises(CheckpointError, match="the bits of params/layers/scale are not those"):
-        reading.load_array(damaged, "params", parts["params"], "layers/scale")
+        reading.read_array(damaged, "params", parts["params"], "layers/scale")
+
+
+def test_what_cannot_be_opened_for_want_of_descriptors_is_not_damaged(saved):
+    """As Python and as TensorStore say it."""
+    newest = saved / "checkpoints" / str(NEWEST)
+    array = {"driver": "zarr", "kvstore": f"file://{newest}/state/|ocdbt:step/"}
+    before, errors = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    for read in (
+        lambda: reading.read_description(newest),
+        lambda: tensorstore.open(array).result(),
+    ):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            read()
+        except (limits.MachineError, ValueError) as error:
+            errors.append(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    of_python, of_tensorstore = errors
+    assert "description/metadata cannot be read: this process has all the" in str(of_python)
+    failure = storage.failure(newest, of_tensorstore)
+    assert isinstance(failure, limits.MachineError) and f"{newest} cannot be read" in str(failure)
+    assert storage.failure(newest, ValueError("NOT_FOUND: no such array")) is None
+
+
+def test_of_a_damaged_state_nothing_is_under_way_when_that_is_said(tmp_path, monkeypatch):
+    """Else asyncio and TensorStore print a line, or many, for each array."""
+    arrays = {f"array {i}": jnp.full((64, 64), i, jnp.float32) for i in range(100)}
+    checkpoints = saving.Checkpoints(tmp_path, Checkpoint())
+    checkpoints.save_now(1, {"params": arrays}, DESCRIPTION)
+    checkpoints.close()
+    folder = tmp_path / "checkpoints" / "1"
+    for file in folder.glob("state/**/d/*"):
+        file.unlink()
+    under_way, make = [], asyncio.new_event_loop
+
+    def watched():
+        loop = make()
+        close = loop.close
+        loop.close = lambda: (under_way.append(len(asyncio.all_tasks(loop))), close())
+        return loop
+
+    monkeypatch.setattr(asyncio, "new_event_loop", watched)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        reading.read_parts(folder, {"params": like_of(arrays)})
+    assert under_way and not any(under_way)

@@ -83,7 +83,7 @@ def test_help_on_an_experiment_shows_the_values_of_its_first_run(command):
 
 def test_every_option_is_in_a_recipe_or_in_a_guide():
     guides = "".join(path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")])
-    recipes = (ROOT / "vit_jax/recipes.py").read_text()
+    recipes = (ROOT / "vit_jax/recipes/__init__.py").read_text()
     recipes += "".join(path.read_text() for path in ROOT.glob("configs/**/*.py"))
 
     def is_found(name: str) -> bool:

@@ -32,7 +32,7 @@ def toy():
 
 @pytest.fixture(autouse=True)
 def family(monkeypatch):
-    monkeypatch.setattr(registry, "FAMILIES", [*registry.FAMILIES, toy_exits])
+    monkeypatch.setattr(registry, "GUESTS", [toy_exits])
 
 
 def some_images(count):

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
-from torchmetrics.detection import PanopticQuality
 
+from tests import lazily
 from vit_jax.data.labels.masks import IGNORED
 from vit_jax.data.labels.segments import classes_of, things_of
 from vit_jax.evaluation.panoptic import FALSE, MISSED, TRUE, counts_of, measures, segment_map
 
+torch, detection = lazily.Package("torch"), lazily.Package("torchmetrics.detection")
 CLASSES, THINGS = tuple("abcd"), (False, True, True, False)
 
 
@@ -22,8 +22,8 @@ def label_map(random, ignored):
 def test_panoptic_quality_is_that_of_torchmetrics_with_ignored_pixels_and_absent_classes():
     random = np.random.default_rng(0)
     how = dict(things={1, 2}, stuffs={0, 3, 4}, return_sq_and_rq=True)
-    expected = PanopticQuality(**how)
-    of_classes = PanopticQuality(**how, return_per_class=True)
+    expected = detection.PanopticQuality(**how)
+    of_classes = detection.PanopticQuality(**how, return_per_class=True)
     counts = np.zeros((5, 4), np.int64)
     for _ in range(12):
         labels = label_map(random, ignored=True)

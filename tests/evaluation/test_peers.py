@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from tests import lazily
 from vit_jax.evaluation import measures
 
-torch = pytest.importorskip("torch")
-theirs = pytest.importorskip("torchmetrics.functional.classification")
+torch = lazily.Package("torch")
+theirs = lazily.Package("torchmetrics.functional.classification")
 
 pytestmark = pytest.mark.slow
 BOUND = 1e-6

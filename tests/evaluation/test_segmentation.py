@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from torchmetrics import JaccardIndex
 
+from tests import lazily
 from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
@@ -29,6 +28,8 @@ from vit_jax.objectives.segmentation.segmentation import (
     SegmentationOptions,
 )
 
+torch, torchmetrics = lazily.Package("torch"), lazily.Package("torchmetrics")
+
 CLASSES = tuple("abcd")
 
 
@@ -38,7 +39,9 @@ def data(size=16):
 
 def test_mean_iou_is_that_of_torchmetrics_with_ignored_pixels_and_absent_classes():
     random = np.random.default_rng(0)
-    expected = JaccardIndex(task="multiclass", num_classes=4, ignore_index=IGNORED, average="macro")
+    expected = torchmetrics.JaccardIndex(
+        task="multiclass", num_classes=4, ignore_index=IGNORED, average="macro"
+    )
     confusion = np.zeros((4, 4), np.int64)
     for _ in range(5):
         labels = random.choice([0, 1, 3, IGNORED], (9, 11)).astype(np.uint8)
@@ -149,7 +152,7 @@ def test_the_evaluator_agrees_with_a_forward_pass_by_hand(monkeypatch):
         found = judges(trained, mesh)
     (_, evaluator), *_ = judges.evaluators
     score = maps.make_answers(evaluator.context.networks, evaluator.config.data)
-    expected, source = JaccardIndex(task="multiclass", num_classes=4), Blocks()
+    expected, source = torchmetrics.JaccardIndex(task="multiclass", num_classes=4), Blocks()
     for index in range(7):
         record = source[index]
         cut = maps.cut(record.image, evaluator.config.data, "whole", 8)

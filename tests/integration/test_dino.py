@@ -61,5 +61,5 @@ def test_a_run_that_is_stopped_and_gone_on_with_is_the_same_to_the_bit(tmp_path,
     assert np.abs(parts["whole"]["objective_variables"]["patch_centre"]).max() > 0
     jax.tree.map(np.testing.assert_array_equal, parts["whole"], parts["parts"])
     # What is read of it is the teacher.
-    weights = reading.load_weights(tmp_path / "whole")
+    weights = reading.read_weights(tmp_path / "whole")
     jax.tree.map(np.testing.assert_array_equal, weights.params, parts["whole"]["teacher"])

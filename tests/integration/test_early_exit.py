@@ -14,6 +14,7 @@ from tests.integration.conftest import write_image
 from vit_jax.checkpoints import reading
 from vit_jax.config import default_config
 from vit_jax.evaluation.early_exit import calibration
+from vit_jax.interchange import loading
 from vit_jax.models import registry
 from vit_jax.prediction.overrides import load_to_evaluate
 
@@ -28,10 +29,10 @@ BUDGETS = (0.5, 1.0, 1.5)
 
 @pytest.fixture(scope="module", autouse=True)
 def family():
-    before = list(registry.FAMILIES)
+    before = list(registry.GUESTS)
     registry.register(toy_exits)
     yield
-    registry.FAMILIES[:] = before
+    registry.GUESTS[:] = before
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_a_budget_is_kept_on_training_images_and_judged_on_others(trained, solve
     result, _ = solved
     assert result["calibrated_on"] == {"split": "train", "images": 1438}
     assert result["judged_on"] == {"split": "test", "images": 359}
-    costs = calibration.costs_of(reading.load_run(trained).model_config)
+    costs = calibration.costs_of(loading.load_run(trained).model_config)
     assert [one["gflops"] for one in result["exits"]] == list(costs)
     for budget, one in zip(BUDGETS, result["budgets"], strict=True):
         # The digits of the test set are other people's.

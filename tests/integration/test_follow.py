@@ -10,7 +10,6 @@ import time
 
 import pytest
 from etils import epath
-from tensorboardX.proto import event_pb2
 
 import vit_jax
 from tests.integration.conftest import TINY
@@ -82,6 +81,9 @@ def test_each_checkpoint_is_evaluated_once_as_evaluate_does(finished, tmp_path):
 
 def scalars(path) -> dict[str, list[tuple[int, float]]]:
     """What is in a file of TensorBoard's events."""
+    # Here, not above: the run before has imported it without PyTorch, which takes seconds.
+    from tensorboardX.proto import event_pb2
+
     content, found = path.read_bytes(), {}
     while content:
         length = int.from_bytes(content[:8], "little")

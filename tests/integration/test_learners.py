@@ -37,7 +37,7 @@ class Agree(Objective):
     Options = Options
     needs_labels = False
 
-    def own(self, rngs):
+    def own_modules(self, rngs):
         head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
         return head
@@ -127,7 +127,7 @@ def test_a_fixed_teacher_is_read_again_and_not_saved(tiny_config, tmp_path):
     result = vit_jax.train(config, tmp_path / "run")
     assert result["step"] == 12
     saved = reading.find_checkpoint(tmp_path / "run") / "state"
-    assert "fixed" not in (saved / "_METADATA").read_text()
+    assert "frozen_teacher" not in (saved / "_METADATA").read_text()
     assert vit_jax.train(config, tmp_path / "run")["accuracy"] == result["accuracy"]
     # Another teacher in the same place is another run.
     vit_jax.train(tiny_config(duration="4 steps"), tmp_path / "other")
@@ -153,7 +153,7 @@ def test_a_flat_folder_without_labels_is_learned_from_and_then_fine_tuned(tiny_c
     assert 0 <= learned["accuracy"] <= 1
     tuned = tiny_config(init_from=str(tmp_path / "run"), duration="1 steps")
     vit_jax.train(tuned, tmp_path / "tuned")
-    before, after = (reading.load_weights(tmp_path / run).params for run in ("run", "tuned"))
+    before, after = (reading.read_weights(tmp_path / run).params for run in ("run", "tuned"))
     assert "head" not in before and "objective" not in after
     # The rate is 0 at the first of warm-up's steps.
     np.testing.assert_array_equal(before["position"], after["position"])

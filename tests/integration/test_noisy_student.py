@@ -97,6 +97,6 @@ def test_rounds_that_are_stopped_end_as_if_they_were_not(tiny_config, tmp_path, 
     }
     for name in runs:
         states = [
-            reading.load_weights(tmp_path / kind / name).params for kind in ("whole", "parts")
+            reading.read_weights(tmp_path / kind / name).params for kind in ("whole", "parts")
         ]
         jax.tree.map(np.testing.assert_array_equal, *states)

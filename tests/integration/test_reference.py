@@ -7,6 +7,8 @@ from tests.integration.conftest import TINY
 
 # A quarter of the images, so that an epoch has few steps.
 CHANGES = TINY | {
+    "model.depth": 1,
+    "log.tensorboard": False,
     "data.train_split": "train[:25%]",
     "duration": "6 epochs",
     "eval.every": "1 epochs",

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import time
 
@@ -52,7 +53,7 @@ def saving(workdir) -> bool:
 
 
 def bits(workdir) -> dict[str, np.ndarray]:
-    params = reading.load_weights(workdir).params
+    params = reading.read_weights(workdir).params
     return named(params)
 
 
@@ -105,6 +106,11 @@ def all_bits(workdir) -> dict[str, np.ndarray]:
         lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree
     )
     return named(handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole)))
+
+
+def alarms(log: str) -> list[str]:
+    """Errors in a log, such as those of audits and replays."""
+    return re.findall(r"^\S+ E .*", log, re.MULTILINE)
 
 
 # The runs of each recipe, by their folders; flags; and what must be among the last one's state.
@@ -160,9 +166,10 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
         _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
     flags = tuple(flag.format(teacher=teacher) for flag in flags)
-    # On two devices, over which all of the state is sharded but parameters.
-    sharded = "--config.mesh.fsdp_min_size=0"
-    flags = (f"--config=configs/{recipe.split()[0]}.py:smoke", *ARGUMENTS[1:], *flags, sharded)
+    # On two devices, over which all of the state is sharded but parameters; audited all the time.
+    audits = ("--config.audit.every=1", "--config.audit.replay_every=5")
+    shared = ("--config.mesh.fsdp_min_size=0", *audits)
+    flags = (f"--config=configs/{recipe.split()[0]}.py:smoke", *ARGUMENTS[1:], *flags, *shared)
     devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"}
 
     def start(workdir):
@@ -174,7 +181,7 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = start(whole)
     _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
+    assert process.returncode == 0 and not alarms(err), err
     chance, total = random.Random(recipe), STEPS * len(runs)
     early = [chance.randrange(total // 2) for _ in range(7)]
     late = [chance.randrange(total // 2, total - 5) for _ in range(3)]
@@ -184,10 +191,11 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
         # Before the last run there is time to be killed while it is compiled, or a teacher labels.
         time.sleep(chance.uniform(0, 1 if step < total - STEPS else 0.02))
         process.kill()
-        assert process.wait(timeout=60) == -signal.SIGKILL
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL and not alarms(err), err
     process = start(killed)
     _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
+    assert process.returncode == 0 and not alarms(err), err
     for run in runs:
         expected, found = all_bits(whole / run), all_bits(killed / run)
         labels = [dict(np.load(w / run / "pseudo_labels.npz")) for w in (whole, killed)

@@ -58,7 +58,7 @@ def config(tiny_config, spoiled):
 
 
 def assert_same(workdir, other):
-    a, b = (jax.tree.leaves(reading.load_weights(w)) for w in (workdir, other))
+    a, b = (jax.tree.leaves(reading.read_weights(w)) for w in (workdir, other))
     for x, y in zip(a, b, strict=True):
         np.testing.assert_array_equal(x, y)
 

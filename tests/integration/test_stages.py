@@ -22,7 +22,7 @@ def stages(tiny_config, **fields):
 
 
 def params_of(workdir):
-    return named(reading.load_weights(workdir).params)
+    return named(reading.read_weights(workdir).params)
 
 
 def test_a_stage_starts_from_the_weights_of_the_one_before_at_its_own_resolution(

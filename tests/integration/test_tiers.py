@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.conftest import QUICK
 from tests.integration.test_reliability import all_bits, steps_done
 from tests.integration.test_storage import fill
 
@@ -215,7 +216,7 @@ def start_saving(process: int, port: int, disks, workdir, log: pathlib.Path) -> 
     ]
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {QUICK}",
     }
     with log.open("w") as file:
         return subprocess.Popen(list(map(str, command)), stdout=file, env=environment)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 import vit_jax
 from vit_jax.base.errors import ConfigError
@@ -15,6 +16,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.training import step as train_step
 from vit_jax.training.guards import changed_fields
+from vit_jax.training.upkeep.device_checks import DeviceChecks
 from vit_jax.training.upkeep.health import NonFiniteError
 
 
@@ -30,7 +32,7 @@ def trained(tmp_path_factory, compilation_cache):
 
 
 def params_of(workdir):
-    return reading.load_weights(workdir).params
+    return reading.read_weights(workdir).params
 
 
 def assert_same_bits(a, b):
@@ -121,9 +123,11 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
 
 
-def test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one_before(
-    tiny_config, tmp_path, monkeypatch, caplog
+@pytest.mark.parametrize("damaged, local", [(("8",), 6), (("4", "8"), 3)])
+def test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints(
+    tiny_config, tmp_path, monkeypatch, caplog, damaged, local
 ):
+    """Newer than the one before the damaged ones, or the only good one that is left."""
     config = tiny_config(
         duration="8 steps",
         checkpoint__local=str(tmp_path / "local"),
@@ -133,11 +137,20 @@ def test_where_the_newest_is_damaged_a_newer_local_state_is_used_and_not_the_one
         killed.setattr(tiers.LocalTier, "discard", tiers.LocalTier.close)
         vit_jax.train(config, tmp_path / "run")
     expected = params_of(tmp_path / "run")
-    spoil(tmp_path / "run" / "checkpoints" / "8", "flip")
+    for file in tmp_path.glob("local/*/*.[36]"):
+        if not file.name.endswith(f".{local}"):
+            file.unlink()
+    for step in damaged:
+        spoil(tmp_path / "run" / "checkpoints" / step, "flip")
     with caplog.at_level("INFO", logger="absl"):
         vit_jax.train(config, tmp_path / "run")
-    assert "going back to step 4" in caplog.text and "resumed at step 6 of 8" in caplog.text
+    assert f"resumed at step {local} of 8" in caplog.text
+    for step in damaged:
+        assert f"checkpoint of step {step} is damaged" in caplog.text
+    assert caplog.text.count(f"going back to step {local}, moved it to") == len(damaged)
     assert_same_bits(expected, params_of(tmp_path / "run"))
+    steps = reading.saved_steps(epath.Path(tmp_path) / "run" / "checkpoints")
+    assert steps[-1] == 8
 
 
 def test_when_no_checkpoint_is_good_nothing_is_overwritten(trained, tmp_path):
@@ -215,16 +228,22 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_tensors(tiny
     assert not (tmp_path / "checkpoints" / "12").exists()
 
 
-def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(tiny_config, tmp_path):
+def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(
+    tiny_config, tmp_path, monkeypatch
+):
+    """Devices are asked once who is at fault, at the end."""
     config = tiny_config(
         optim__lr=1e38, optim__clip=0.0, optim__warmup="0", nonfinite="skip", max_skips=3
     )
+    asked, explain = [], DeviceChecks.explain
+    monkeypatch.setattr(DeviceChecks, "explain", lambda *a: (asked.append(a), explain(*a))[1])
     with pytest.raises(NonFiniteError, match="updates in a row were skipped"):
         vit_jax.train(config, tmp_path)
+    assert len(asked) == 1
 
 
 def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained, tiny_config, tmp_path):
-    averaged = reading.load_weights(trained[0]).params
+    averaged = reading.read_weights(trained[0]).params
     loaded = vit_jax.load_run(trained[0])
     np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
     vit_jax.train(tiny_config(optim__ema=0.0), tmp_path / "plain")

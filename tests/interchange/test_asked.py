@@ -6,7 +6,7 @@ import time
 import jax
 import pytest
 
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.interchange.test_dinov2 import drawn
 from tests.objectives.test_mae import new_of_transformers
 from vit_jax.base.errors import CheckpointError
@@ -15,7 +15,7 @@ from vit_jax.interchange.conversions import translation
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ from flax import nnx
 import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import reading
 from vit_jax.evaluation.soups import greedy
-from vit_jax.interchange import averaging, formats
+from vit_jax.interchange import averaging, formats, loading
 from vit_jax.models import registry
 
 
@@ -64,7 +63,7 @@ def test_the_last_checkpoints_of_a_run_are_averaged_as_numpy_does(run, command, 
     assert json.loads(out.splitlines()[-1])["averaged"] == [str(step) for step in steps]
     for ours, expected in zip(params_of(tmp_path / "mean"), numpy_mean(steps), strict=True):
         np.testing.assert_array_equal(ours, expected)
-    merged, first = vit_jax.load_run(tmp_path / "mean"), reading.load_run(run)
+    merged, first = vit_jax.load_run(tmp_path / "mean"), loading.load_run(run)
     assert merged.classes == first.classes
     assert merged.config.data.mean == first.config.data.mean
 

@@ -105,7 +105,7 @@ def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_p
     np.savez(path, **arrays)
     config = digits(path, **{"model.pool": "token"})
     vit_jax.train(config, tmp_path / "run")
-    params = reading.load_weights(tmp_path / "run").params
+    params = reading.read_weights(tmp_path / "run").params
     description = reading.newest_description(tmp_path / "run")
     np.testing.assert_array_equal(params["embedding"]["kernel"], arrays["embedding/kernel"])
     assert (
@@ -123,4 +123,6 @@ def test_conventions_that_were_said_and_contradict_the_checkpoint_are_an_error(f
     )
     like = registry.abstract_weights(config)[1]
     with pytest.raises(ConfigError, match="config.init_from: .* 'gelu_tanh' in the checkpoint"):
-        loading.weights_from(file, like, config, reset=("head/.*",))
+        loading.fit_weights(
+            formats.read_checkpoint(file, hints=vars(config)), like, config, reset=("head/.*",)
+        )

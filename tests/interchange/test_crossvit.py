@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.interchange import test_timm
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
@@ -17,7 +17,7 @@ from vit_jax.models import registry
 from vit_jax.models.preprocessing import IMAGENET_MEAN
 from vit_jax.models.zoo import crossvit
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 
 TINY = dict(
     num_classes=5, heads=2, width=16, mlp_dim=32, small_width=8, small_mlp_dim=24, depths=((1, 2), (1, 1))

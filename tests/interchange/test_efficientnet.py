@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading, safetensors
@@ -25,7 +25,7 @@ from vit_jax.models import registry
 from vit_jax.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.models.zoo import efficientnet
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 
 # L2's depth of 88 blocks, an eighth of its width.
 SIZES = {"B0": (1.0, 1.0), "B3": (1.2, 1.4), "L2 narrowed": (0.5, 5.3)}

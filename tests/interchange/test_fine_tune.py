@@ -37,8 +37,12 @@ def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_d
     fresh = jax.tree.map(
         lambda x: jax.numpy.zeros(x.shape, x.dtype), registry.abstract_weights(model_config)[1]
     )
-    params, _ = loading.weights_from(
-        path, fresh, model_config, reset=config.init_reset, resize=config.init_resize
+    params, _ = loading.fit_weights(
+        formats.read_checkpoint(path, hints=vars(model_config)),
+        fresh,
+        model_config,
+        reset=config.init_reset,
+        resize=config.init_resize,
     )
     old, new = (
         dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))

@@ -27,7 +27,7 @@ from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.models import classifier, registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.training.starting import start_from
+from vit_jax.training.initial_weights import start_from
 from vit_jax.training.state import TrainState
 
 SIDE, PATCH, WIDTH, CLASSES = 4, 2, 6, 3
@@ -96,7 +96,7 @@ GUEST = types.SimpleNamespace(
 def registered():
     registry.register(GUEST)
     yield
-    registry.FAMILIES.remove(GUEST)
+    registry.GUESTS.remove(GUEST)
 
 
 @pytest.fixture
@@ -156,9 +156,9 @@ def test_statistics_go_along_to_every_format_and_come_back(tensors, tmp_path):
         assert (tensor.dtype, tensor.tobytes()) == (tensors[name].dtype, tensors[name].tobytes())
     run = vit_jax.load_run(tmp_path / "run")
     np.testing.assert_array_equal(run.model.norm.mean[...], tensors["bn.running_mean"])
-    weights = loading.weights_from(
-        path, registry.abstract_weights(run.model_config)[1], run.model_config
-    )
+    like = registry.abstract_weights(run.model_config)[1]
+    checkpoint = formats.read_checkpoint(path, hints=vars(run.model_config))
+    weights = loading.fit_weights(checkpoint, like, run.model_config)
     assert set(weights.variables["norm"]) == {"mean", "var"}
     with pytest.raises(CheckpointError, match="timm has no guest models; these have: authors"):
         loading.convert(path, tmp_path / "c.safetensors", "timm")

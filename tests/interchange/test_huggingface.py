@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests import lazily
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = lazily.Package("torch")
+transformers = lazily.Package("transformers")
 
 TINY = dict(
     hidden_size=32,
@@ -258,7 +259,7 @@ def test_the_weights_alone_are_read_with_the_config_beside_them(tmp_path):
     formats.write_checkpoint(ours(), tmp_path / "out", "huggingface")
     assert formats.detect(tmp_path / "out" / "model.safetensors") == "huggingface"
     shutil.copy(tmp_path / "out" / "model.safetensors", tmp_path / "alone.safetensors")
-    with pytest.raises(CheckpointError, match="Of a Hugging Face model give the folder"):
+    with pytest.raises(CheckpointError, match="put its config.json beside it"):
         formats.read_checkpoint(tmp_path / "alone.safetensors")
 
 

@@ -10,14 +10,14 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.interchange import zoo
 from tests.models import oracles
 from vit_jax.interchange import safetensors
 from vit_jax.models import layer_features
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = lazily.Package("torch")
+transformers = lazily.Package("transformers")
 
 # Side of a patch, the model's own size, that of the images.
 SIZES = [

@@ -326,6 +326,9 @@ def test_big_visions_pooling_by_the_first_token_is_not_taken_for_a_mean_without_
     np.testing.assert_array_equal(out.features, out.tokens[:, 0])
     # A model that says which is meant is not warned.
     like = registry.abstract_weights(first.config)[1]
-    assert loading.weights_from(path, like, first.config) and "does not state" not in caplog.text
+    checkpoint = formats.read_checkpoint(path, hints=vars(first.config))
+    assert (
+        loading.fit_weights(checkpoint, like, first.config) and "does not state" not in caplog.text
+    )
     with pytest.raises(CheckpointError, match="has no pooling 'first'"):
         loading.convert(path, tmp_path / "x.npz", "official", pool="first")

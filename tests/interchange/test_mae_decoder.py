@@ -1,5 +1,7 @@
 """The decoder of a masked autoencoder, read and written as MAE's authors and transformers have it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,21 +10,24 @@ from flax import nnx
 
 from tests.models import oracles
 from tests.objectives.test_mae import made, new_of_transformers, of_checkpoint, of_transformers
+from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import descriptions, saving
-from vit_jax.interchange import authors, formats, loading
+from vit_jax.interchange import formats, loading, saved_objectives
 from vit_jax.interchange.conversions import mae, translation
 from vit_jax.models import registry
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.objectives.mae import Mae, MaeOptions, decoder_of
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.starting import objective_params, start_from
+from vit_jax.training.initial_weights import own_weights, start_from
 
 
 def of_file(path, objective, **hints):
     """The decoder that a file holds, read with the number of heads that it does not tell."""
-    found = mae.decoder_in(formats.read_checkpoint(path, hints=hints), objective.options.heads)
-    return found and found.params
+    checkpoint = formats.read_checkpoint(path, hints=hints)
+    found = saved_objectives.find_saved(checkpoint, Mae, {"heads": objective.options.heads})
+    return found and found.read().params
 
 
 def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
@@ -46,8 +51,12 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     }
     # One of another size, or with other positions, begins anew.
     other, _ = made("ViT-mu/16", decoder=sizes | {"depth": 1}, **encoder)
-    new = registry.split(other.own(nnx.Rngs(0)))[1].params
-    assert objective_params(other, str(path), config, new) is new
+    new = registry.split(other.own_modules(nnx.Rngs(0)))[1].params
+    checkpoint = formats.read_checkpoint(path, hints=vars(config))
+    saved = saved_objectives.find_saved(checkpoint, Mae, {"heads": 4})
+    taken, reset = other.own_from(saved, registry.Weights(new, {}))
+    assert not taken and {*reset} == {*patterns.names(new)}
+    assert "the decoder has another size" in reset["embed/kernel"]
     np.savez(
         tmp_path / "moved.npz", **tensors | {"decoder_pos_embed": tensors["decoder_pos_embed"] + 1}
     )
@@ -131,26 +140,27 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     # The average is what is evaluated, and what others get.
     expected = parts["ema"] | {"position": parts["ema_variables"]["position"]}
     jax.tree.map(np.testing.assert_array_equal, checkpoint.params, expected)
-    found = mae.decoder_in(checkpoint)
+    found = saved_objectives.find_saved(checkpoint)
     options = assembly.networks.objective.options
+    stated = MaeOptions(**found.options)
     if to == "authors":
-        assert found.options == options
-    assert found.config == assembly.networks.objective.decoder
-    jax.tree.map(np.testing.assert_array_equal, found.params, parts["ema_objective"])
+        assert stated == options
+    assert decoder_of(checkpoint.model_config, stated) == assembly.networks.objective.decoder
+    jax.tree.map(np.testing.assert_array_equal, found.read().params, parts["ema_objective"])
     # From one to the other, and into a run, this one's checkpoint too.
     other = "huggingface" if to == "authors" else "authors"
     again = tmp_path / ("again.safetensors" if other == "authors" else "again")
     loading.convert(path, again, other)
     jax.tree.map(
         np.testing.assert_array_equal,
-        mae.decoder_in(formats.read_checkpoint(again)).params,
-        found.params,
+        saved_objectives.find_saved(formats.read_checkpoint(again)).read().params,
+        found.read().params,
     )
-    objective, model = assembly.networks.objective, assembly.model_config
-    new = jax.tree.map(jnp.zeros_like, parts["params_objective"])
+    new = registry.Weights(jax.tree.map(jnp.zeros_like, parts["params_objective"]), {})
     for source in (path, workdir):
-        own = objective_params(objective, str(source), model, new)
-        jax.tree.map(np.testing.assert_array_equal, own, parts["ema_objective"])
+        config = dataclasses.replace(assembly.config, init_from=str(source))
+        own = own_weights(dataclasses.replace(assembly, config=config), new)
+        jax.tree.map(np.testing.assert_array_equal, own.params, parts["ema_objective"])
 
 
 def test_transformers_predicts_the_same_of_what_is_written_for_it(run, tmp_path):
@@ -181,10 +191,19 @@ def test_transformers_predicts_the_same_of_what_is_written_for_it(run, tmp_path)
 
 def test_an_encoder_that_the_authors_code_has_not_is_not_written_for_it(run, tmp_path):
     workdir, _, _ = run
-    with pytest.raises(CheckpointError, match="MAE's own code has no registers"):
-        authors.check_mae_encoder(made(registers=2, activation="gelu")[1], tmp_path / "out")
-    with pytest.raises(CheckpointError, match="no models without a class token"):
-        authors.check_mae_encoder(made(pool="mean", activation="gelu")[1], tmp_path / "out")
+    checkpoint = formats.read_checkpoint(workdir)
+    for why, options in {
+        "MAE's own code has no registers": {"registers": 2},
+        "no models without a class token": {"pool": "mean"},
+        "activation": {"activation": "quick_gelu"},
+    }.items():
+        config = made(**{"activation": "gelu"} | options)[1]
+        other = dataclasses.replace(checkpoint, model_config=config)
+        with pytest.raises(CheckpointError, match=why):
+            formats.write_checkpoint(other, tmp_path / "out", "authors")
     # timm has encoders alone.
     loading.convert(workdir, tmp_path / "encoder.safetensors", "timm")
-    assert mae.decoder_in(formats.read_checkpoint(tmp_path / "encoder.safetensors")) is None
+    assert (
+        saved_objectives.find_saved(formats.read_checkpoint(tmp_path / "encoder.safetensors"))
+        is None
+    )

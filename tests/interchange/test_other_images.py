@@ -192,10 +192,12 @@ def test_other_channels_without_a_rule_are_an_error_that_names_it(file):
     )
     like = registry.abstract_weights(config)[1]
     with pytest.raises(ConfigError, match="init_channels='mean'"):
-        loading.weights_from(file, like, config)
+        loading.fit_weights(formats.read_checkpoint(file, hints=vars(config)), like, config)
     reset = ("embedding/kernel",)  # What starts anew need not be fitted.
     like = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), like)
-    assert loading.weights_from(file, like, config, reset=reset).params
+    assert loading.fit_weights(
+        formats.read_checkpoint(file, hints=vars(config)), like, config, reset=reset
+    ).params
 
 
 def test_spreading_is_done_in_float64_and_given_back_in_the_kernels_type():

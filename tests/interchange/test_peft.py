@@ -8,33 +8,40 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-import torch
-import transformers
 from safetensors.numpy import load_file, save_file
 
 import vit_jax
+from tests import lazily
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats
 from vit_jax.interchange.peft import CONFIG, WEIGHTS
 from vit_jax.models import classifier, lora
 
+torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
+
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16,
     "num_labels": 3,
 }  # fmt: skip
 MODELS = {
-    "vit": (transformers.ViTConfig, transformers.ViTForImageClassification, {"intermediate_size": 24}),
-    "dinov2": (transformers.Dinov2Config, transformers.Dinov2ForImageClassification, {}),
+    "vit": ("ViTConfig", "ViTForImageClassification", {"intermediate_size": 24}),
+    "dinov2": ("Dinov2Config", "Dinov2ForImageClassification", {}),
 }  # fmt: skip
 LAYERS = (".*/query", ".*/value", ".*attention/out", ".*mlp/up", ".*mlp/down")
 IMAGES = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
 
 
+def of_transformers(name: str) -> tuple[type, type, dict]:
+    """Classes of the config and of the model, and what the config is given."""
+    config, model, options = MODELS[name]
+    return getattr(transformers, config), getattr(transformers, model), options
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def base(request, tmp_path_factory):
     """A folder of transformers, and its class."""
-    config, model, options = MODELS[request.param]
+    config, model, options = of_transformers(request.param)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp(request.param)
     model(config(**SIZES, **options)).save_pretrained(folder)
@@ -67,7 +74,7 @@ def state(folder: str, said: dict) -> None:
     pathlib.Path(folder, CONFIG).write_text(json.dumps(said))
 
 
-def as_peft_does(model: torch.nn.Module, folder: str) -> None:
+def as_peft_does(model, folder: str) -> None:
     """Adds alpha / r times B A to the modules that a folder of peft's names."""
     said, tensors = stated(folder), load_file(f"{folder}/{WEIGHTS}")
     tensors = {
@@ -80,7 +87,7 @@ def as_peft_does(model: torch.nn.Module, folder: str) -> None:
     assert not model.load_state_dict(tensors, strict=False).unexpected_keys
 
 
-def logits_of(model: torch.nn.Module) -> np.ndarray:
+def logits_of(model) -> np.ndarray:
     """In float64, so that the rounding in a comparison is ours alone."""
     x = torch.tensor(IMAGES.transpose(0, 3, 1, 2)).double()
     with torch.no_grad():
@@ -103,7 +110,7 @@ def test_transformers_computes_the_same_with_our_adapters(base, tmp_path):
 
 @pytest.mark.parametrize("old_names", [False, True], ids=["transformers 5", "transformers 4"])
 def test_what_peft_wrote_is_read_as_the_whole_model(tmp_path, old_names):
-    config, model, options = MODELS["vit"]
+    config, model, options = of_transformers("vit")
     torch.manual_seed(0)
     model(config(**SIZES, **options)).save_pretrained(tmp_path / "base")
     folder = with_adapters(str(tmp_path / "base"), tmp_path / "peft")

@@ -12,15 +12,15 @@ from flax import nnx
 from huggingface_hub import constants
 
 import vit_jax
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import default_config
 from vit_jax.interchange import formats, model_card
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = lazily.Package("torch")
+transformers = lazily.Package("transformers")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.models import oracles
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
@@ -26,7 +26,7 @@ from vit_jax.models import published, registry
 from vit_jax.models.embeddings import resize_patch_embedding
 from vit_jax.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 
 VIT = dict(
     patch_size=4, embed_dim=32, depth=2, num_heads=4, mlp_ratio=2.0, num_classes=5, img_size=12
@@ -76,8 +76,9 @@ def images(size, count=2):
     return np.random.default_rng(0).uniform(-1, 1, (count, size, size, 3)).astype(np.float32)
 
 
-def their_logits(model, x, dtype=torch.float64):
+def their_logits(model, x, dtype=None):
     """By default in float64, so that the rounding in a comparison is ours alone."""
+    dtype = dtype or torch.float64
     x = torch.from_numpy(x).to(dtype).permute(0, 3, 1, 2)
     with torch.no_grad():
         return copy.deepcopy(model).to(dtype)(x).numpy()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests import lazily
 from tests.interchange import published_names, zoo
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
@@ -18,7 +19,7 @@ from vit_jax.interchange import formats, safetensors
 from vit_jax.interchange.conversions import vit_timm
 from vit_jax.models import published
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 if importlib.util.find_spec("timm") is None:
     pytest.skip("pip install --no-deps timm", allow_module_level=True)
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.conftest import QUICK
 from tests.integration.conftest import TINY
 from tests.launch import slurm
 
@@ -197,7 +198,7 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
         f"--config.compilation_cache={compilation_cache}",
         cwd=tmp_path,
         env={"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
-             "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+             "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"},
     )  # fmt: skip
     metrics = workdir / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2)

@@ -127,7 +127,7 @@ TINY = {
 }  # fmt: skip
 # Features that come from other tokens than those of the output: those of a CrossViT's other branch.
 BESIDE = {"crossvit": 8}
-FAMILIES = [registry.family_name(family) for family in registry.FAMILIES]
+FAMILIES = list(registry.FAMILIES)
 # How it is compiled matters where layers are put together: in stacks, beside stacks, with statistics.
 QUICK = ("vit", "resnet", "t2t", "efficientnet", "dynamic_vit")
 SOME = [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
@@ -200,7 +200,7 @@ def test_every_family_is_in_this_test():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_listed_name_is_the_familys_and_says_what_it_costs(family):
-    module = next(f for f in registry.FAMILIES if registry.family_name(f) == family)
+    module = registry.FAMILIES[family]
     for name in module.VARIANTS:
         assert registry.family_named(name) is module
     assert module.options_from_name("Nobody-S/4") is None

@@ -29,6 +29,8 @@ OTHERS = {
     "T2T-ViT-14 with depth 3": ("T2T-ViT-14", {"depth": 3}),
     "CrossViT-18 with heads 4": ("CrossViT-18", {"heads": 4}),
     "DeiT-B/16": ("ViT-B/16", {"activation": "gelu"}),
+    # What no DeiT has.
+    "ViT-S/16": ("ViT-S/16", {"activation": "gelu", "registers": 4}),
 }  # fmt: skip
 
 
@@ -39,6 +41,14 @@ def test_another_model_has_the_nearest_name_and_what_differs(expected, model):
     assert naming.full_name(config) == expected
     called = naming.full_name(config, called=name)
     assert called == (name if not naming.differences(config, name) else expected)
+
+
+def test_one_of_dinov3s_structure_is_called_so_whatever_its_run_calls_it():
+    options = {"activation": "gelu", "rope": "centred", "position": "none", "layer_scale": "all"}
+    config = registry.model_config("ViT-S/16", **options)
+    for called in ("", "ViT-S/16"):
+        assert naming.full_name(config, called) == "DINOv3 ViT-S/16"
+    assert naming.nearest_name(config) == "ViT-S/16"  # what makes it, with those options
 
 
 def test_the_digits_recipe_with_a_large_name_says_that_its_model_is_small():

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from vit_jax.objectives.dino import losses
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 pytestmark = pytest.mark.slow
 B, K, TEACHER, STUDENT, MOMENTUM = 6, 24, 0.05, 0.1, 0.9
 

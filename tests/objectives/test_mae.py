@@ -28,7 +28,7 @@ def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options)
 
 def learner(objective, config, key=0):
     model = registry.build(config, rngs=nnx.Rngs(key))
-    return Learner(model, objective.own(nnx.Rngs(key + 1)), None, 0)
+    return Learner(model, objective.own_modules(nnx.Rngs(key + 1)), None, 0)
 
 
 def of_tensors(t, prefix, width, heads):
@@ -85,7 +85,7 @@ def of_checkpoint(t, heads, decoder_heads):
 def loss_of(objective, config, noise):
     """A function of the parameters, of images, with the masks of this noise."""
     definition, weights = registry.abstract_weights(config)
-    own_definition, _ = registry.split(nnx.eval_shape(lambda: objective.own(nnx.Rngs(0))))
+    own_definition, _ = registry.split(nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0))))
     fixed = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1].variables
 
     def loss(params, images):
@@ -206,7 +206,7 @@ def test_parameters_and_operations_are_those_of_the_paper():
     for name, (encoder, decoder, share) in sizes.items():
         objective, config = made(name, image_size=224, decoder=dict(width=512, depth=8, heads=16))
         assert registry.count_parameters(config) == encoder
-        own = nnx.eval_shape(lambda objective=objective: objective.own(nnx.Rngs(0)))
+        own = nnx.eval_shape(lambda objective=objective: objective.own_modules(nnx.Rngs(0)))
         leaves = jax.tree.leaves(nnx.state(own, nnx.Param))
         assert sum(leaf.size for leaf in leaves) == decoder
         assert objective.flops() / config.flops() == pytest.approx(share, abs=0.005)

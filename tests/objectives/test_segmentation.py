@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 from scipy.optimize import linear_sum_assignment
-from transformers import EomtConfig, EomtForUniversalSegmentation
-from transformers.models.eomt import modeling_eomt as peer
 
+from tests import lazily
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.convolution import local
@@ -27,6 +25,8 @@ from vit_jax.objectives.segmentation.segmentation import (
     SegmentationOptions,
 )
 
+torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
+peer = lazily.Package("transformers.models.eomt.modeling_eomt")
 WIDTH, HEADS, DEPTH, QUERIES, CLASSES, SIZE = 32, 4, 3, 6, 5, 64
 SMALL = dict(
     width=WIDTH, depth=DEPTH, heads=HEADS, mlp_dim=4 * WIDTH, image_size=SIZE, num_classes=0
@@ -44,7 +44,7 @@ def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
 
 def learner(objective, step=0):
     model = registry.build(objective.context.model, rngs=nnx.Rngs(0))
-    return Learner(model, objective.own(nnx.Rngs(1)), None, jnp.int32(step))
+    return Learner(model, objective.own_modules(nnx.Rngs(1)), None, jnp.int32(step))
 
 
 def batch(size=2, seed=0):
@@ -58,12 +58,12 @@ def batch(size=2, seed=0):
 @pytest.fixture(scope="module")
 def theirs():
     torch.manual_seed(0)
-    config = EomtConfig(
+    config = transformers.EomtConfig(
         hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS, mlp_ratio=4, image_size=SIZE,
         patch_size=16, num_queries=QUERIES, num_blocks=2, num_register_tokens=3, num_labels=CLASSES,
         attn_implementation="eager", train_num_points=64,
     )  # fmt: skip
-    model = EomtForUniversalSegmentation(config)
+    model = transformers.EomtForUniversalSegmentation(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -390,7 +390,7 @@ def test_what_comes_before_the_layers_has_the_slowest_rate(kit, name, model):
     assert found[name] == 0.5 ** (sum(config.layers.values()) + 1)
 
 
-@pytest.mark.parametrize("family", registry.FAMILIES, ids=registry.family_name)
+@pytest.mark.parametrize("family", list(registry.families()), ids=registry.family_name)
 def test_no_family_leaves_a_parameter_before_its_layers_at_the_full_rate(kit, family):
     """Only norms, pooling and heads, which follow the layers, have it."""
     config = registry.model_config(family.VARIANTS[0], num_classes=3)

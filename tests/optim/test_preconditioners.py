@@ -285,7 +285,7 @@ def test_ten_steps_are_those_of_optax(kit, vit):
     )
     params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
     trajectory, _ = kit.train(config, params, gradients)
-    found = preconditioners.matrices.find(config, params, vit[0].inputs)
+    found = matrices.find(config, params, vit[0].inputs)
 
     def numbers(tree):
         return patterns.map_named(
@@ -402,7 +402,7 @@ def test_shared_options_hold_for_matrices_too(kit, vit):
 
 def test_every_family_has_its_matrices(kit):
     """By name and shape, of all families; none is an embedding or a classifier."""
-    for family in registry.FAMILIES:
+    for family in registry.families():
         size = 240 if "CrossViT" in family.VARIANTS[0] else 224
         config = registry.model_config(family.VARIANTS[0], image_size=size, num_classes=10)
         params = registry.abstract_weights(config)[1].params

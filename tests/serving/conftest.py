@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from vit_jax.checkpoints.reading import Run
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.models import registry
 from vit_jax.serving.limits import Limits
@@ -23,7 +23,7 @@ from vit_jax.serving.network import Network
 CLASSES = ("ant", "bee", "<b>cat</b>", "dog", "eel", "fox", "gnu")
 
 
-def make_run(name: str = "ViT-mu/8", **options) -> Run:
+def make_run(name: str = "ViT-mu/8", **options) -> TrainedModel:
     """A network with random weights, as a checkpoint would have it."""
     config = default_config()
     config.update_from_flattened_dict({
@@ -34,7 +34,7 @@ def make_run(name: str = "ViT-mu/8", **options) -> Run:
     model_config = registry.model_config(name, **sizes | options)
     parameters = registry.initialize(model_config, jax.random.key(0))
     definition = registry.abstract(model_config)[0]
-    return Run(nnx.merge(definition, parameters), model_config, config, CLASSES, 0, "here")
+    return TrainedModel(nnx.merge(definition, parameters), model_config, config, CLASSES, 0, "here")
 
 
 @pytest.fixture(scope="session")

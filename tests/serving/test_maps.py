@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.serving.conftest import encoded
 from vit_jax.checkpoints.objective_weights import Own
-from vit_jax.checkpoints.reading import Run
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models import registry
@@ -30,7 +30,7 @@ from vit_jax.serving.map_network import MapNetwork
 CLASSES = ("sky", "car", "tree")
 
 
-def make_run(head: str, windows: str = "whole", **evaluator) -> Run:
+def make_run(head: str, windows: str = "whole", **evaluator) -> TrainedModel:
     """A network with random weights; EoMT's finds single cars."""
     config = default_config()
     options = {"windows": windows} | evaluator
@@ -56,10 +56,10 @@ def make_run(head: str, windows: str = "whole", **evaluator) -> Run:
     layer["kernel"] = layer["kernel"] * 100  # so that no class wins everywhere
     weights = Weights(params, variables.get("model", {}))
     model = nnx.merge(registry.abstract(model_config)[0], *weights)
-    return Run(model, model_config, config, CLASSES, 0, "here", Own(networks, own))
+    return TrainedModel(model, model_config, config, CLASSES, 0, "here", Own(networks, own))
 
 
-def segmented(run: Run, content: bytes):
+def segmented(run: TrainedModel, content: bytes):
     (found,) = segment(Segmenter(run), [Named("x", content)], batch_size=1)
     return found
 

@@ -54,7 +54,10 @@ def test_a_target_that_was_reached_is_kept_with_the_run_unless_it_is_another_one
 
 
 def test_the_seconds_of_a_process_count_from_its_start():
-    code = "import time; time.sleep(0.5); from vit_jax.training import provenance; print(provenance.process_seconds())"
+    code = (
+        "import time; time.sleep(0.5); from vit_jax.training.upkeep import provenance; "
+        "print(provenance.process_seconds())"
+    )
     before = time.monotonic()
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert (

@@ -11,7 +11,7 @@ from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.recipes.user_files import load_config, load_recipe
-from vit_jax.training import with_data
+from vit_jax.training import preflight, with_data
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.upkeep import curves, reference
 
@@ -241,7 +241,8 @@ def test_what_is_no_curve_is_refused(tmp_path, text, why):
     with pytest.raises(ConfigError, match=why):
         run_of(tiny_config(reference__curve=name)).check()
     with pytest.raises(ConfigError, match="stop_below = 2 has no effect without a curve"):
-        run_of(tiny_config(reference__stop_below=2.0)).check()
+        run = run_of(tiny_config(reference__stop_below=2.0))
+        preflight.check_run(run.assembly, run.source, run.suite)
 
 
 def test_the_path_of_a_curve_is_kept_whole_and_a_name_as_it_is(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY
+from tests.training.flips import flip
 from vit_jax.checkpoints import fingerprints
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes
@@ -98,7 +99,14 @@ def test_a_device_that_computes_wrongly_is_named_at_the_next_replay(
     monkeypatch, caplog, mesh, count
 ):
     run = Run(monkeypatch, **mesh, **{"audit.replay_every": 1, "audit.every": 0})
-    names = [device.id for device in run.mesh.devices.flat]
+    names, table, computed = (
+        [device.id for device in run.mesh.devices.flat],
+        run.checks._replay._table,
+        [],
+    )
+    monkeypatch.setattr(
+        run.checks._replay, "_table", lambda *a: (computed.append(a[-1]), table(*a))[1]
+    )
     for step in range(count):
         caplog.clear()
         with caplog.at_level("ERROR", logger="absl"):
@@ -109,11 +117,42 @@ def test_a_device_that_computes_wrongly_is_named_at_the_next_replay(
         assert named == [str(names[PLAN[step, 0]])], (step, caplog.text)
         assert "3 of 3 times" in caplog.text
     caplog.clear()
+    assert computed == [0, 1, 2] * count  # a third gradient where two differ
+    computed.clear()
     run.replay(CLEAN)
-    assert not caplog.records
+    assert not caplog.records and computed == [0, 1]
+    (program,) = run.checks._replay._compiled.values()
+    gathered = set(re.findall(r"= \w+\[([\d,]+)\]\S* all-gather", program.as_text()))
+    whole = {",".join(map(str, x.shape)) for x in jax.tree.leaves(run.state.params)}
+    assert gathered <= whole and bool(gathered) == ("mesh.fsdp" in mesh)
     run.checks.events._most = 1
     with pytest.raises(CordonHost, match=f"Checkpoints after step {CLEAN}, .*cordon it"):
         run.replay(0)
+
+
+def test_most_copies_decide_where_the_config_says_so_and_what_all_have_is_not_seen(
+    monkeypatch, caplog
+):
+    run = Run(monkeypatch, **{"audit.every": 4, "audit.differing": "majority"})
+    devices = run.mesh.devices.flat
+    with jax.set_mesh(run.mesh), caplog.at_level("ERROR", logger="absl"):
+        run.checks.start(0, run.state)
+        state = run.at(4)  # and steps may have computed with it
+        right = np.array(state.params["position"].addressable_data(0))
+        flip(state.params["position"], devices[3], 5, 7)
+        state = run.checks.verify(4, state)
+        (record,) = caplog.records
+        assert f"device {devices[3].id} of process 0 on " in record.message
+        assert "(most copies have others). A good copy's bits took their place" in record.message
+        for shard in state.params["position"].addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), right)
+        caplog.clear()
+        run.checks.verify(4, state)
+        state = state.replace(step=run.at(8).step)
+        for device in devices:
+            flip(state.params["position"], device, 5, 7)
+        run.checks.verify(8, state)
+        assert not caplog.records
 
 
 def test_a_gradient_that_is_not_finite_on_one_device_alone_is_its_fault(monkeypatch):
@@ -183,3 +222,7 @@ def test_of_two_devices_either_may_be_wrong_unless_one_contradicts_itself():
     assert once == [replay.WrongResult(0, True, 1, ["w"])]
     alone = replay.judge([table([7]), table([7]), table([70])], ["w"])
     assert alone == [replay.WrongResult(0, True, 1, ["w"])]
+
+
+def test_the_same_mistake_of_two_devices_is_not_seen():
+    assert replay.judge([table([70, 8, 9]), table([9, 70, 8])], ["w"]) == []

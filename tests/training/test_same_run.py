@@ -119,3 +119,13 @@ def test_runs_begun_before_heads_of_exits_had_patterns_resume(tmp_path):
     now.init_reset = ("head/.*",)
     (told,) = changed_fields(old, described(now))
     assert "init_reset" in told
+
+
+def test_runs_whose_recipe_reset_nothing_of_a_model_without_a_head_resume(tmp_path):
+    old, now = described(config(tmp_path)), described(config(tmp_path))
+    for description in (old, now):
+        description["model"]["num_classes"] = 0
+    old["config"]["init_reset"] = []
+    assert changed_fields(old, now) == []
+    now["config"]["init_reset"] = ["encoder/.*"]
+    assert any("init_reset" in field for field in changed_fields(old, now))

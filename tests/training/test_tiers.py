@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import shards, tiers
+from vit_jax.checkpoints import fingerprints, shards, tiers
 from vit_jax.devices import meshes
 
 
@@ -147,6 +147,21 @@ def test_a_damaged_file_is_reported_and_the_one_before_is_used(
     assert step == 1
     assert_same(parts, make_state(mesh, 1))
     assert str(newest) in caplog.text and "damaged" in caplog.text
+
+
+def test_a_file_whose_bits_are_not_those_of_the_audit_is_reported_and_the_one_before_is_used(
+    tier, mesh, caplog
+):
+    """Changed between the audit and the write: the file's own checksums are right."""
+    one = saved(tier, mesh, 1)
+    other = make_state(mesh, 2)
+    other["params"]["bias"] += 1
+    one.save(2, make_state(mesh, 2), {}, fingerprints.fingerprint(other))
+    one.close()
+    step, parts = tier().restore(0)
+    assert step == 1
+    assert_same(parts, make_state(mesh, 1))
+    assert "the bits of params/bias in step 2 are not those that were saved" in caplog.text
 
 
 def test_files_of_an_earlier_run_in_the_workdir_are_not_used_and_soon_deleted(

@@ -106,10 +106,6 @@ def _configured() -> bool:
 
 
 def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
-    # Orbax reads all arrays of a checkpoint at once; of a damaged one asyncio would print hundreds
-    # of lines, some for each array, beside the error that ends the command.
-    if record.name == "asyncio":
-        return False
     ours = f"{os.sep}vit_jax{os.sep}" in record.pathname
     return ours or record.levelno >= python_logging.WARNING
 

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, config_dict
 
 from vit_jax.base.errors import ConfigError
 
+_ABSENT = object()
 _COMPARISONS = {
     "minimum": ("must be at least", lambda value, bound: value >= bound),
     "maximum": ("must be at most", lambda value, bound: value <= bound),
@@ -68,15 +69,15 @@ def option(
     return dataclasses.field(default=default, metadata=metadata | {"choices": tuple(choices)})
 
 
-def section(cls, *, may_change: bool = False):
+def section(cls, *, may_change: bool = False, kind: type[ConfigDict] = ConfigDict):
     """A dataclass field that is a section of options, `cls` being the dataclass that declares them.
 
     Args:
       may_change: whether a resumed run may have other values: they do not change what is learned.
+      kind: the class of the section in a config.
     """
-    return dataclasses.field(
-        default_factory=cls, metadata={"section": cls, "may_change": may_change}
-    )
+    metadata = {"section": cls, "may_change": may_change, "kind": kind}
+    return dataclasses.field(default_factory=cls, metadata=metadata)
 
 
 def union(name: str, base: type, *classes: type) -> type:
@@ -126,16 +127,16 @@ def may_change(cls: type, prefix: str = "") -> Iterator[str]:
             yield name
 
 
-def to_config(cls: type) -> ConfigDict:
+def to_config(cls: type, kind: type[ConfigDict] = ConfigDict) -> ConfigDict:
     """The config with every default of `cls`, its sections as nested configs; locked, so that
     unknown names are errors.
     """
-    config = ConfigDict()
+    config = kind()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         kind = option_type(hints[field.name])
         if "section" in field.metadata:
-            config[field.name] = to_config(field.metadata["section"])
+            config[field.name] = to_config(field.metadata["section"], field.metadata["kind"])
         elif field.default is None:
             config[field.name] = config_dict.placeholder(kind)
         elif kind is object:
@@ -147,10 +148,11 @@ def to_config(cls: type) -> ConfigDict:
 
 def fill(config: ConfigDict, saved: dict) -> ConfigDict:
     """`config` with the values of a saved one, read back from JSON, which knows no tuples; fields
-    that the saved one lacks keep their default, and those that no longer exist are skipped.
+    that the saved one lacks keep their default, and those that no longer exist are skipped. A name comes first:
+    it decides which other options there are.
     """
-    for name, value in saved.items():
-        if name not in config:
+    for name, value in sorted(saved.items(), key=lambda item: item[0] != "name"):
+        if name not in config and (value is None or config.get(name, _ABSENT) is _ABSENT):
             continue
         if isinstance(value, dict):
             fill(config[name], value)
@@ -184,13 +186,17 @@ def is_read(field: dataclasses.Field, section: object) -> bool:
 
 
 def check_fields(cls: type, config: ConfigDict, prefix: str = "") -> None:
-    """Raises `ConfigError` unless the config has the fields of `cls`, whatever their values."""
+    """Raises `ConfigError` unless the config has the fields of `cls`, whatever their values; those that need
+    not be given may be missing.
+    """
     known = {field.name: field for field in dataclasses.fields(cls)}
     for name in config:
         if name not in known:
             raise ConfigError(f"config has no field {prefix}{name}{nearest(name, known)}")
     for name, field in known.items():
         is_section = "section" in field.metadata
+        if name not in config and field.default is None:
+            continue
         if name not in config or is_section and not isinstance(config[name], ConfigDict):
             what = "section" if is_section else "field"
             raise ConfigError(f"config lacks the {what} {prefix}{name}")
@@ -211,7 +217,7 @@ def typed(cls: type, config: ConfigDict):
 def _typed(cls: type, config: ConfigDict, prefix: str):
     values = {}
     for field in dataclasses.fields(cls):
-        name, value = prefix + field.name, config[field.name]
+        name, value = prefix + field.name, config.get(field.name)
         if "section" in field.metadata:
             value = _typed(field.metadata["section"], value, f"{name}.")
         elif value is not None or field.default is not None:

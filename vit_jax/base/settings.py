@@ -9,7 +9,8 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import converted, is_read, nearest, option_type, walk
+from vit_jax.base.schema import converted, is_read, nearest, option_type, options, walk
+from vit_jax.base.sections import NamedSection
 
 # Options of earlier versions, and why they are no longer needed.
 REMOVED = {"data.mixed_decoders": "all hosts decode images alike"}
@@ -19,7 +20,8 @@ _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 def change(
     config: ConfigDict, cls: type, settings: Iterable[tuple[str, str]]
 ) -> dict[str, tuple[object, object]]:
-    """Sets fields of a config in place; of two settings of one field the later wins.
+    """Sets fields of a config in place; of two settings of one field the later wins. The names of models and
+    objectives are set first, since they decide which options there are.
 
     Args:
       config: with the fields of `cls`.
@@ -33,13 +35,14 @@ def change(
       ConfigError: there is no such field, or the text is no value of its type.
     """
     fields, changes = dict(walk(cls)), {}
-    for name, text in settings:
+    for name, text in sorted(settings, key=lambda pair: not _decides(config, pair[0])):
         if name in REMOVED:
             logging.warning("config.%s=%s is ignored: %s", name, text, REMOVED[name])
             continue
-        if name not in fields:
-            raise ConfigError(_unknown(name, list(fields)))
-        value = parse_value(name, text, fields[name])
+        option = _named_option(config, name) or fields.get(name)
+        if option is None:
+            raise ConfigError(_unknown(name, _known(config, fields)))
+        value = parse_value(name, text, option)
         *path, field = name.split(".")
         section = config
         for key in path:
@@ -47,6 +50,29 @@ def change(
         before, section[field] = section[field], value
         changes[name] = (changes.get(name, (before,))[0], value)
     return {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+
+
+def _named_section(config: ConfigDict, name: str) -> NamedSection | None:
+    section = config.get(name.partition(".")[0])
+    return section if isinstance(section, NamedSection) else None
+
+
+def _decides(config: ConfigDict, name: str) -> bool:
+    return name.endswith(".name") and _named_section(config, name) is not None
+
+
+def _named_option(config: ConfigDict, name: str) -> dataclasses.Field | None:
+    section = _named_section(config, name)
+    return section.option(name.partition(".")[2]) if section is not None else None
+
+
+def _known(config: ConfigDict, fields: Iterable[str]) -> list[str]:
+    """Every name there is, those of options of other models and objectives too."""
+    known = dict.fromkeys(fields)
+    for name, section in config.items():
+        if isinstance(section, NamedSection):
+            known |= dict.fromkeys(f"{name}.{o.name}" for o in options(section.everything()))
+    return list(known)
 
 
 def without_effect(config: ConfigDict, cls: type, names: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from vit_jax import objectives
 from vit_jax.benchmarks import breakdown
 from vit_jax.benchmarks.context import context
 from vit_jax.benchmarks.step import assembled
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.compute import attend, choices
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
@@ -29,12 +29,12 @@ _ROUNDS = 3
 
 
 def of_checkpoint(
-    run: reading.Run, config: Config, *, thresholds: Sequence[float], steps: int
+    run: TrainedModel, config: Config, *, thresholds: Sequence[float], steps: int
 ) -> dict:
     """Times a trained model on images of its evaluation split, which are on the devices already.
 
     Args:
-      run: from `reading.load_run`.
+      run: from `loading.load_run`.
       config: the run's; `batch_size` is that of every exit.
       thresholds: how confident an image has to be to leave at each exit but the last.
       steps: batches of images, at most.

@@ -169,7 +169,8 @@ class Committer:
             finally:
                 copied.set()
             deadline = time.monotonic() + 60 * self._wait
-            for one in writes:
+            # Orbax would count its own limit by the clock of the day, which may be set while it waits.
+            for one in [_in_thread(write.result) for write in writes]:
                 await asyncio.to_thread(one.result, max(deadline - time.monotonic(), 0))
 
         try:

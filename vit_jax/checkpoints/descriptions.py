@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from vit_jax.base import schema
 from vit_jax.config import Config, default_config
 from vit_jax.models import classifier, registry
+from vit_jax.objectives.networks import evaluated_weights
 from vit_jax.optim.options import keeps_average
 
 _FORMAT = 1
@@ -87,8 +88,10 @@ def with_model_options(config: Mapping, model: classifier.ClassifierConfig) -> d
 
 def parts_to_use(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are a model's parameters and what is not trained."""
-    if description.get("evaluated") == "teacher":
-        return ("teacher", "model_variables")
-    optim = description["config"]["optim"]
-    averaged = keeps_average(optim["name"], optim["ema"])
-    return ("ema", "ema_variables") if averaged else ("params", "model_variables")
+    optim, kept = description["config"]["optim"], ["params"]
+    if keeps_average(optim["name"], optim["ema"]):
+        kept.append("ema")
+    elif description.get("evaluated"):
+        kept.append(description["evaluated"])
+    name = evaluated_weights(kept)
+    return name, "ema_variables" if name == "ema" else "model_variables"

@@ -1,18 +1,14 @@
-"""What the objective of a trained model owns, for models that answer by it."""
+"""What the objective of a trained model owns: for models that answer by it, and for runs that continue with it."""
 
 from typing import NamedTuple
 
-import jax
-
-from vit_jax import objectives
-from vit_jax.base import durations, schema
+from vit_jax.base import schema
 from vit_jax.checkpoints.descriptions import parts_to_use
 from vit_jax.config import config_class, default_config
 from vit_jax.data.labels.segments import described
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Objective, ObjectiveContext
-from vit_jax.objectives.networks import OWN, Networks
+from vit_jax.objectives.networks import OWN, DataFacts, Networks
 
 
 class Own(NamedTuple):
@@ -27,36 +23,27 @@ class Own(NamedTuple):
     weights: Weights
 
 
-def trained_networks(
-    description: dict, model_config: classifier.ClassifierConfig
-) -> Networks | None:
-    """The networks of the run that a checkpoint is of; `None` unless its model answers by what the objective owns."""
-    config = schema.typed(config_class(), schema.fill(default_config(), description["config"]))
-    if not objectives.find_objective(config.objective)[0].own_answers:
-        return None
-    how = dict(batch_size=config.batch_size, examples_per_epoch=description["training_examples"])
-    total_steps = durations.steps(config.duration, **how)
+def trained_networks(description: dict, model_config: classifier.ClassifierConfig) -> Networks:
+    """The networks of the run that a checkpoint is of."""
+    filled = schema.fill(default_config(), description["config"])
+    config = schema.typed(config_class(filled), filled)
+    classes = description["classes"]
+    data = DataFacts(
+        num_classes=len(classes),
+        examples_per_epoch=description["training_examples"],
+        masks=described(description.get("segments"), classes),
+    )
+    return Networks.from_config(config, data, model_config)
 
-    def make_objective(model_config: classifier.ClassifierConfig) -> Objective:
-        context = ObjectiveContext(
-            model_config,
-            config.data.mean,
-            config.data.std,
-            total_steps,
-            lambda duration: durations.steps(duration, total_steps=total_steps, **how),
-            batch_size=config.batch_size // config.accumulate,
-            num_classes=len(description["classes"]),
-            segments=described(description.get("segments"), description["classes"]),
-        )
-        return objectives.make(config.objective, context)
 
-    return Networks(model_config, make_objective)
+def own_parts(description: dict) -> tuple[str, str]:
+    """The names of the saved parts that are what the objective owns: parameters (averaged, if the run kept an
+    average), and what is not trained.
+    """
+    return f"{parts_to_use(description)[0]}_{OWN}", f"{OWN}_variables"
 
 
 def abstract_own(networks: Networks, description: dict) -> dict[str, dict]:
-    """Shapes and dtypes of what the objective owns, by the names of the saved parts: parameters (averaged, if the
-    run kept an average), and what is not trained.
-    """
-    params, variables = jax.eval_shape(networks.init, jax.random.key(0))
-    trained, untrained = f"{parts_to_use(description)[0]}_{OWN}", f"{OWN}_variables"
-    return {trained: params[OWN], untrained: variables.get(OWN, {})}
+    """Shapes and dtypes of what the objective owns, by the names of `own_parts`; of nothing {}."""
+    like = networks.abstract_own()
+    return {name: tree for name, tree in zip(own_parts(description), like, strict=True) if tree}

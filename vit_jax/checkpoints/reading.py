@@ -16,25 +16,23 @@ are in `interchange`.
                             or from a newer state on local disks (`tiers`)
 """
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
-from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax import objectives
-from vit_jax.base import buckets, patterns, places, schema
+from vit_jax.base import buckets, limits, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import descriptions, fingerprints, lora, storage
-from vit_jax.checkpoints.objective_weights import Own, abstract_own, trained_networks
+from vit_jax.checkpoints import descriptions, fingerprints, handlers, lora, storage
+from vit_jax.checkpoints.objective_weights import Own, abstract_own, own_parts, trained_networks
 from vit_jax.compute import digests
 from vit_jax.config import default_config
-from vit_jax.devices import meshes, processes
+from vit_jax.devices import processes
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 from vit_jax.recipes import user_files
@@ -44,29 +42,6 @@ RECIPE = "config.py"  # the config of a run, beside its checkpoints
 _LEFT_BY_RUNS = (".lock", "metrics.jsonl")
 # In a bucket Orbax writes this when all else of a checkpoint is there.
 COMMITTED = "commit_success.txt"
-
-
-@dataclasses.dataclass
-class Run:
-    """A trained model and what is needed to use it.
-
-    Attributes:
-      model: with its parameters loaded (the averaged ones, if the run kept an average).
-      model_config: the family's config.
-      config: the run's.
-      classes: label names, in the order of the logits.
-      step: steps trained.
-      directory: of the checkpoint.
-      own: what the objective owns, where the model answers by it.
-    """
-
-    model: nnx.Module
-    model_config: classifier.ClassifierConfig
-    config: ConfigDict
-    classes: tuple[str, ...]
-    step: int
-    directory: epath.Path
-    own: Own | None = None
 
 
 def find_checkpoint(path: epath.PathLike) -> epath.Path:
@@ -117,8 +92,8 @@ def read_description(folder: epath.Path) -> dict:
     try:
         description = handler.restore(epath.Path(folder) / "description", args=args)
     except Exception as error:
-        if storage.is_unavailable(folder, error):
-            raise buckets.failure(str(folder), error) from error
+        if failure := storage.failure(folder, error):
+            raise failure from error
         if not isinstance(error, OSError | ValueError):
             raise
         raise CheckpointError(
@@ -151,8 +126,8 @@ def _check_registered(description: dict, folder: epath.Path) -> None:
     raise ConfigError(f"{folder} needs {missing}, which this package has not: add {flags}, {where}")
 
 
-def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
-    """A run's model (the averaged one, if it kept an average).
+def read_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
+    """The arrays of a run's model (the averaged ones, if it kept an average).
 
     Args:
       path: see `find_checkpoint`.
@@ -164,11 +139,35 @@ def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
         like = registry.abstract_weights(descriptions.stored_model_config(description))[1]
     names = descriptions.parts_to_use(description)
     wanted = {name: part for name, part in zip(names, like, strict=True) if part}
-    found = read_parts(folder, wanted, description)
-    return Weights(*(found.get(name, {}) for name in names))
+    read = read_parts(folder, wanted, description)
+    return Weights(*(read.get(name, {}) for name in names))
 
 
-def load_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarray:
+def abstract_parts(folder: epath.Path, names: Collection[str]) -> dict[str, dict]:
+    """Shapes and dtypes of some parts of a saved state, as they were saved; {} of one that was not.
+
+    Args:
+      folder: of a checkpoint.
+      names: of the parts.
+    """
+    try:
+        saved = ocp.PyTreeCheckpointHandler().metadata(storage.readable(folder / "state")).tree
+    # As in `_restore`.
+    except Exception as error:
+        if storage.is_unavailable(folder, error):
+            raise buckets.failure(str(folder), storage.why(error)) from error
+        raise CheckpointError(f"{folder} is damaged: {storage.why(error)}") from error
+    return {name: _abstract(saved.get(name, {})) for name in names}
+
+
+def _abstract(tree: Any) -> Any:
+    """Shapes and dtypes of metadata; places in a list are numbers again, so that they sort as those of the model."""
+    if not isinstance(tree, dict):
+        return jax.ShapeDtypeStruct(tree.shape, tree.dtype)
+    return {int(key) if key.isdigit() else key: _abstract(value) for key, value in tree.items()}
+
+
+def read_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarray:
     """One array of a saved part, read alone.
 
     Args:
@@ -213,51 +212,27 @@ def weights_mark(folder: epath.Path) -> str:
     return fingerprints.of_sums(saved[fingerprints.PART])
 
 
-def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
-    """A trained model from its directory alone.
-
-    Args:
-      path: a run's workdir, its checkpoints folder, or one checkpoint.
-      mesh: where the parameters go; by default whole on every device.
-      **options: how the model is computed, where that should differ from the run: `dtype`, and
-        options of the role 'compute'.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
-      ConfigError: an option has an invalid value.
-    """
-    directory = find_checkpoint(path)
-    description = read_description(directory)
-    model_config = descriptions.stored_model_config(description, **options)
-    definition, like = registry.abstract_weights(model_config)
-    whole = meshes.replicated(mesh or meshes.replica_mesh())
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
-    return Run(
-        model=nnx.merge(definition, *load_weights(directory, like)),
-        model_config=model_config,
-        config=schema.fill(default_config(), description["config"]),
-        classes=tuple(description["classes"]),
-        step=int(directory.name),
-        directory=directory,
-        own=_load_own(directory, description, model_config, whole),
-    )
-
-
-def _load_own(
-    directory: epath.Path,
+def read_own(
+    folder: epath.Path,
     description: dict,
     model_config: classifier.ClassifierConfig,
     sharding: jax.sharding.Sharding,
 ) -> Own | None:
-    """What the objective of a run owns; `None` unless its model answers by that."""
-    networks = trained_networks(description, model_config)
-    if networks is None:
+    """What the objective of a run owns; `None` unless its model answers by that.
+
+    Args:
+      folder, description: of the checkpoint.
+      model_config: of its model.
+      sharding: of all arrays.
+    """
+    objective = schema.fill(default_config(), description["config"]).objective
+    if not objectives.find_objective(objective)[0].own_answers:
         return None
+    networks = trained_networks(description, model_config)
     parts = abstract_own(networks, description)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
-    wanted = {name: part for name, part in like.items() if part}
-    found = read_parts(directory, wanted, description)
-    return Own(networks, Weights(*(found.get(name, {}) for name in parts)))
+    read = read_parts(folder, like, description)
+    return Own(networks, Weights(*(read.get(name, {}) for name in own_parts(description))))
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
@@ -320,13 +295,13 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        restored = ocp.PyTreeCheckpointHandler().restore(
+        restored = ocp.PyTreeCheckpointHandler(type_handler_registry=handlers.READING).restore(
             storage.readable(folder / "state"), args=args
         )
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
-        if storage.is_unavailable(folder, error):
-            raise buckets.failure(str(folder), storage.why(error)) from error
+        if failure := storage.failure(folder, error):
+            raise failure from error
         raise CheckpointError(f"{folder} is damaged: {storage.why(error)}") from error
     # What Orbax does not find it leaves as it was asked for.
     for name, leaf in patterns.named(restored).items():
@@ -346,8 +321,10 @@ def everywhere(read: Callable[[], dict]) -> dict:
     Raises:
       CheckpointError: it failed somewhere; the same in all processes.
       ConfigError, buckets.Unreachable: somewhere storage did not answer; the same in all processes.
+      limits.MachineError: somewhere there were no descriptors or was no memory; the same in all processes.
     """
-    kinds = {kind.__name__: kind for kind in (buckets.Unreachable, ConfigError, CheckpointError)}
+    passing = (buckets.Unreachable, limits.MachineError)
+    kinds = {kind.__name__: kind for kind in (*passing, ConfigError, CheckpointError)}
     result, failure = {}, ""
     try:
         result = read()

@@ -131,7 +131,10 @@ class Checkpoints:
         self._committer.close()
 
     def restore_latest(
-        self, like: dict, before_restore: Callable[[dict], None] = lambda description: None
+        self,
+        like: dict,
+        before_restore: Callable[[dict], None] = lambda description: None,
+        elsewhere: Callable[[list[int]], tuple[int, dict] | None] = lambda steps: None,
     ) -> tuple[int, dict] | None:
         """The newest state that can be read whole.
 
@@ -142,6 +145,8 @@ class Checkpoints:
           like: shapes, dtypes and shardings of the parts, by name.
           before_restore: called with the description of each candidate; what it raises goes
             through.
+          elsewhere: gives (step, parts) of a state that is newer than the newest of these steps and
+            lies in no checkpoint here. Asked before each candidate, and when none is left.
 
         Returns:
           (step, parts), or `None` where there is no checkpoint at all.
@@ -150,8 +155,15 @@ class Checkpoints:
           CheckpointError: there are checkpoints, and none is good. They stay where they are.
         """
         self._settle()
-        reasons = {}
-        for step in reversed(self.steps()):
+        reasons, steps = {}, self.steps()
+        while True:
+            if found := elsewhere(steps):
+                self._set_aside(reasons, found[0])
+                self._newest = None  # It may have been set aside: then its step is saved again.
+                return found
+            if not steps:
+                break
+            step = steps.pop()
             folder = self._folder / str(step)
             try:
                 description = everywhere(lambda folder=folder: read_description(folder))

@@ -8,8 +8,10 @@ import tempfile
 from absl import logging
 from etils import epath
 
-from vit_jax.base import buckets, places
-from vit_jax.base.errors import ConfigError
+from vit_jax.base import buckets, limits, places
+from vit_jax.base.errors import ConfigError, UserError
+
+_ERROR_CODE = re.compile(r"os_error_code='(\d+)'")  # in the messages of TensorStore
 
 
 def locate_to_save(path: epath.PathLike, field: str = "") -> epath.Path:
@@ -47,9 +49,19 @@ def _copy_of(folder: str) -> tempfile.TemporaryDirectory:
     return copy
 
 
-def is_unavailable(folder: epath.Path, error: Exception) -> bool:
-    """Whether a checkpoint cannot be reached, which is no damage: it must not be set aside."""
-    return places.in_bucket(folder) and buckets.is_absence(error.__cause__ or error)
+def failure(folder: epath.Path, error: Exception) -> UserError | None:
+    """Why a checkpoint cannot be read although it may be good, which is no reason to set it aside; `None` for damage.
+
+    Args:
+      folder: of the checkpoint.
+      error: what Orbax or TensorStore raised.
+    """
+    cause = error.__cause__ or error
+    if places.in_bucket(folder) and buckets.is_absence(cause):
+        return buckets.failure(os.fspath(folder), why(error))
+    if code := _ERROR_CODE.search(str(cause)):
+        cause = OSError(int(code[1]), "", os.fspath(folder))
+    return limits.as_user_error(cause) if limits.is_shortage(cause) else None
 
 
 def why(error: Exception) -> str:

@@ -92,11 +92,11 @@ def _benchmark_speed(settings: list[tuple[str, str]]) -> None:
 
     from vit_jax.base.settings import change
     from vit_jax.benchmarks.speed import speed, text
-    from vit_jax.config import config_class, default_config
+    from vit_jax.config import Config, default_config
 
     config = cli.load_config(settings)[0] if FLAGS.config else default_config()
     if not FLAGS.config:
-        change(config, config_class(), settings)
+        change(config, Config, settings)
     sizes = [round(size) for size in cli.numbers("image_sizes")]
     result = speed(config, models=FLAGS.models, image_sizes=sizes, steps=FLAGS.steps, out=FLAGS.out)
     cli.print_result(result, text(result))

@@ -44,20 +44,20 @@ def config_help(config: ConfigDict, *, everything: bool = False, width: int = WI
         objectives, optimizers and schedules.
       width: of the longest line, in characters.
     """
-    sections = list(_sections(config, everything))
-    parts = [f"{title}\n{_lines(entries, width)}" for title, entries in sections]
-    hidden = len(list(schema.walk(config_class()))) - sum(len(entries) for _, entries in sections)
-    if hidden:
+    parts = [
+        f"{title}\n{_lines(entries, width)}" for title, entries in _sections(config, everything)
+    ]
+    if not everything:
         parts.append(
-            f"{hidden} more fields belong to other models, objectives and optimizers, to published weights, or to "
-            "what is switched off here: --help all"
+            "More fields belong to other models, objectives and optimizers, to published weights, or to what is "
+            "switched off here: --help all"
         )
     return "\n\n".join(parts)
 
 
 def _sections(config: ConfigDict, everything: bool) -> Iterator[tuple[str, list[Entry]]]:
     """(title, entries) of each part that fits on a screen."""
-    cls = config_class()
+    cls = config_class() if everything else config_class(config)
     top = [field for field in dataclasses.fields(cls) if "section" not in field.metadata]
     top = [field for field in top if everything or schema.is_read(field, config)]
     yield "The run", [_entry("", field, config[field.name]) for field in top]
@@ -83,7 +83,7 @@ def _model(values: ConfigDict) -> Iterator[tuple[str, list[Entry]]]:
     to start from decides which family that is, those that are set.
     """
     if not values.name:
-        options = dict(schema.walk(config_class()))
+        options = dict(schema.walk(config_class({"model": values})))
         given = [
             _entry("model.", options[f"model.{n}"], v) for n, v in values.items() if v is not None
         ]

@@ -50,11 +50,11 @@ def help_of(command: object) -> str:
 def _config_to_show(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, str]":
     """The config whose values help shows, and whose values these are."""
     from vit_jax.base.settings import change
-    from vit_jax.config import config_class, default_config
+    from vit_jax.config import Config, default_config
 
     if not FLAGS.config:
         config = default_config()
-        change(config, config_class(), settings)
+        change(config, Config, settings)
         return config, "their defaults"
     name, config = next(iter(load_recipe(settings)[0].items()))
     run = f"the run {name} of " if name else ""
@@ -88,11 +88,11 @@ def load_config(
     those changed of it, see `base.settings.change`; after `parse_flags`.
     """
     from vit_jax.base.settings import change
-    from vit_jax.config import config_class
+    from vit_jax.config import Config
     from vit_jax.recipes import user_files
 
     config = user_files.load_config(recipe or _recipe())
-    return config, change(config, config_class(), settings)
+    return config, change(config, Config, settings)
 
 
 def load_recipe(
@@ -102,12 +102,12 @@ def load_recipe(
     line, and what those changed of the last; see `load_config`.
     """
     from vit_jax.base.settings import change
-    from vit_jax.config import config_class
+    from vit_jax.config import Config
     from vit_jax.recipes import user_files
 
     runs, changes = user_files.load_recipe(_recipe()), {}
     for config in runs.values():
-        changes = change(config, config_class(), settings)
+        changes = change(config, Config, settings)
     return runs, changes
 
 
@@ -309,9 +309,9 @@ def log_recipe(changes: Mapping[str, tuple]) -> None:
 def warn_of_unread(config: "ConfigDict", changes: Mapping[str, tuple]) -> None:
     """Warns of what the command line changes and nothing reads; see `load_config`."""
     from vit_jax.base.settings import without_effect
-    from vit_jax.config import config_class
+    from vit_jax.config import Config
 
-    for name, others in without_effect(config, config_class(), changes).items():
+    for name, others in without_effect(config, Config, changes).items():
         logging.warning("config.%s = %r has no effect with %s", name, changes[name][1], others)
 
 
@@ -345,9 +345,9 @@ def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 def _is_switch(name: str) -> bool:
     """Whether a config field is a bool, which may be set without a value."""
     from vit_jax.base.schema import option_type, walk
-    from vit_jax.config import config_class
+    from vit_jax.config import Config, config_class
 
-    field = dict(walk(config_class())).get(name)
+    field = dict(walk(Config)).get(name) or dict(walk(config_class())).get(name)
     return field is not None and option_type(field.type) is bool
 
 

@@ -1,5 +1,5 @@
-"""The command line: which function is which command. A command defines its flags, parses the command
-line, and calls what does the work.
+"""The command line: which function is which command, imported when it is called. A command defines its flags,
+parses the command line, and calls what does the work.
 """
 
 import sys
@@ -9,42 +9,35 @@ from absl import flags
 
 from vit_jax import __version__
 from vit_jax.base import limits
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.commands import exit_codes
 from vit_jax.commands import flags as cli
-from vit_jax.commands.benchmark_command import benchmark
-from vit_jax.commands.file_commands import convert, merge, models, prepare, push, show
-from vit_jax.commands.launch_command import launch
-from vit_jax.commands.model_commands import evaluate, exits, export, inspect, serve
-from vit_jax.commands.predict_command import predict
-from vit_jax.commands.recipe_command import recipes, tutorial
-from vit_jax.commands.run_commands import plan, report, sweep, train, vtab
 
-COMMANDS: dict[str, Callable[[], None]] = {
-    command.__name__: command
-    for command in (
-        recipes,
-        tutorial,
-        train,
-        sweep,
-        vtab,
-        evaluate,
-        predict,
-        exits,
-        export,
-        serve,
-        inspect,
-        report,
-        show,
-        prepare,
-        convert,
-        merge,
-        push,
-        models,
-        plan,
-        launch,
-        benchmark,
-    )
-}
+COMMANDS: LazyTable[Callable[[], None]] = LazyTable(
+    {
+        "recipes": "vit_jax.commands.recipe_command:recipes",
+        "tutorial": "vit_jax.commands.recipe_command:tutorial",
+        "train": "vit_jax.commands.run_commands:train",
+        "sweep": "vit_jax.commands.run_commands:sweep",
+        "vtab": "vit_jax.commands.run_commands:vtab",
+        "evaluate": "vit_jax.commands.model_commands:evaluate",
+        "predict": "vit_jax.commands.predict_command:predict",
+        "exits": "vit_jax.commands.model_commands:exits",
+        "export": "vit_jax.commands.model_commands:export",
+        "serve": "vit_jax.commands.model_commands:serve",
+        "inspect": "vit_jax.commands.model_commands:inspect",
+        "report": "vit_jax.commands.run_commands:report",
+        "show": "vit_jax.commands.file_commands:show",
+        "prepare": "vit_jax.commands.file_commands:prepare",
+        "convert": "vit_jax.commands.file_commands:convert",
+        "merge": "vit_jax.commands.file_commands:merge",
+        "push": "vit_jax.commands.file_commands:push",
+        "models": "vit_jax.commands.file_commands:models",
+        "plan": "vit_jax.commands.run_commands:plan",
+        "launch": "vit_jax.commands.launch_command:launch",
+        "benchmark": "vit_jax.commands.benchmark_command:benchmark",
+    }
+)
 
 
 def run() -> None:

@@ -1,8 +1,13 @@
 """The command `predict`: classes, features or maps of images. It imports what it needs when it runs."""
 
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from vit_jax.commands import flags as cli
+
+if TYPE_CHECKING:
+    from vit_jax.checkpoints.trained_model import TrainedModel
 
 FLAGS = flags.FLAGS
 
@@ -55,37 +60,41 @@ def predict() -> None:
     if FLAGS.windows:
         raise flags.Error("--windows is for masks: pass --out=FOLDER")
 
+    from vit_jax.base import outputs
+    from vit_jax.prediction.images import find_images
     from vit_jax.prediction.predict import predict_files
 
+    picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
+    files = find_images(images)
     form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
     predict_files(
-        FLAGS.checkpoint,
-        images,
+        _load(settings),
+        files,
         topk=FLAGS.topk,
         batch_size=FLAGS.batch_size,
         form=form,
-        picture=FLAGS.picture,
-        settings=settings,
+        picture=picture,
         thresholds=cli.thresholds(),
-        model_options=cli.options(FLAGS.model),
     )
+
+
+def _load(settings: list[tuple[str, str]]) -> "TrainedModel":
+    """The model of --checkpoint; images are prepared as `settings` say."""
+    from vit_jax.prediction.overrides import load_for_images
+
+    return load_for_images(FLAGS.checkpoint, settings, "predict", cli.options(FLAGS.model))
 
 
 def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
     """`predict` of a model that segments."""
     if FLAGS.csv or FLAGS.picture or cli.thresholds():
         raise flags.Error("pass --out without --csv, --picture, --budget and --threshold")
-    from vit_jax.prediction.images import check_all_read
+    from vit_jax.prediction.images import check_all_read, find_images
     from vit_jax.prediction.maps import write_maps
 
+    files = find_images(images)
     result = write_maps(
-        FLAGS.checkpoint,
-        images,
-        FLAGS.out,
-        batch_size=FLAGS.batch_size,
-        windows=FLAGS.windows,
-        settings=settings,
-        model_options=cli.options(FLAGS.model),
+        _load(settings), files, FLAGS.out, batch_size=FLAGS.batch_size, windows=FLAGS.windows
     )
     cli.print_result(result, f"masks of {result['images']} images: {FLAGS.out}")
     check_all_read(result["images"], result["unreadable"])
@@ -135,9 +144,9 @@ def _features_are_wanted() -> bool:
 def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
     """`predict --features`."""
     from vit_jax.base import sizes
-    from vit_jax.prediction.feature_files import write_features
+    from vit_jax.prediction.feature_files import file_to_write, write_features
     from vit_jax.prediction.features import Wanted
-    from vit_jax.prediction.images import check_all_read
+    from vit_jax.prediction.images import check_all_read, find_images
 
     flag, out = "--out", FLAGS.out
     if FLAGS.features != "true":
@@ -146,15 +155,13 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
         raise flags.Error("--out=FILE.npz is missing: where --features writes to")
     size = None if FLAGS.image_size is None else sizes.parse(FLAGS.image_size, "--image_size")
     layers = tuple(int(x) if x.lstrip("-").isdigit() else x for x in FLAGS.layers)
+    target, files = file_to_write(out, flag), find_images(images)
     result = write_features(
-        FLAGS.checkpoint,
-        images,
-        out,
+        _load(settings),
+        files,
+        target,
         batch_size=FLAGS.batch_size,
         wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride),
-        flag=flag,
-        settings=settings,
-        model_options=cli.options(FLAGS.model),
     )
     lines = [f"{result['images']} x {result['width']}: {out}"]
     lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]

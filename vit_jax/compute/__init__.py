@@ -4,8 +4,6 @@
 the loop over layers; `recompute` names the activations that the backward pass may store;
 `partitioning` places activations on the mesh. `cpu`, `gpu` and `tpu` implement some formulas for one
 platform, `cudnn`, `splash` and `tpu_attention` have fused attention. `platform` picks the implementation
-of a formula, and `choices` what the config leaves open.
+of a formula, and imports it when a program for its platform is traced; `choices` picks what the config
+leaves open.
 """
-
-# Importing these registers their implementations (`platform.by_platform`).
-from vit_jax.compute import cpu, gpu, tpu  # noqa: F401

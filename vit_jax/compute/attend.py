@@ -12,13 +12,21 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import cudnn, platform, recompute, splash, tpu_attention
+from vit_jax.base.lazy_table import LazyTable
+from vit_jax.compute import platform, recompute
 from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
 # Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own for
 # short sequences and splash for long ones.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "short", "splash")
+KERNELS = LazyTable(
+    {
+        "cudnn": "vit_jax.compute.cudnn",
+        "short": "vit_jax.compute.tpu_attention",
+        "splash": "vit_jax.compute.splash",
+    }
+)
 # What is added to the logits.
 Bias = jax.Array | jax.tree_util.Partial
 # Logits of at most this many queries or keys are stored: that costs less than reading all the
@@ -112,11 +120,11 @@ def attend(
     )
     _note(chosen)
     if chosen == "short":
-        return tpu_attention.attend(q, k, v)
+        return KERNELS["short"].attend(q, k, v)
     if chosen == "cudnn":
-        return cudnn.fused_attention(q, k, v)
+        return KERNELS["cudnn"].fused_attention(q, k, v)
     q = _scaled(q)
-    return splash.splash(q, k, v) if chosen == "splash" else _attend(q, k, v, bias)
+    return KERNELS["splash"].splash(q, k, v) if chosen == "splash" else _attend(q, k, v, bias)
 
 
 def project_and_attend(
@@ -136,12 +144,12 @@ def project_and_attend(
     tokens, (heads, size) = x.shape[1], kernel.shape[2:]
     shape = dict(heads=heads, head_size=size, dtype=x.dtype)
     chosen = choose(implementation, queries=tokens, keys=tokens, **shape)
-    if chosen != "short" or not tpu_attention.packs(tokens, heads, size, x.dtype):
+    if chosen != "short" or not KERNELS["short"].packs(tokens, heads, size, x.dtype):
         return None
     _note(chosen)
     products = dense(x, kernel.reshape(len(kernel), -1), None)
     flat = None if bias is None else bias.reshape(-1)
-    out = tpu_attention.attend_packed(products, flat, size)
+    out = KERNELS["short"].attend_packed(products, flat, size)
     return out.reshape(*x.shape[:2], heads, size)
 
 
@@ -198,9 +206,11 @@ def choose(
     if asked != "auto":
         return asked
     if platform.current() == "gpu":
-        return "cudnn" if keys >= CUDNN_TOKENS and cudnn.fits(head_size, dtype) else "xla"
+        return (
+            "cudnn" if keys >= CUDNN_TOKENS and KERNELS["cudnn"].fits(head_size, dtype) else "xla"
+        )
     if platform.current() == "tpu":
-        short = tpu_attention.fits(keys, heads, head_size, dtype)
+        short = KERNELS["short"].fits(keys, heads, head_size, dtype)
         return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"
     return "xla"
 
@@ -216,11 +226,11 @@ def _check_kernel(asked, queries, keys, heads, head_size, dtype, biased) -> None
             f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform.current().upper()}: "
             "set auto or xla"
         )
-    fits = asked != "short" or tpu_attention.fits(keys, heads, head_size, dtype)
+    fits = asked != "short" or KERNELS["short"].fits(keys, heads, head_size, dtype)
     if not fits and queries == keys:
-        sizes = ", ".join(map(str, tpu_attention.HEAD_SIZES))
+        sizes = ", ".join(map(str, KERNELS["short"].HEAD_SIZES))
         raise ConfigError(
-            f"config.model.attention=short takes {tpu_attention.TOKENS[0]} to {tpu_attention.TOKENS[-1]} "
+            f"config.model.attention=short takes {KERNELS['short'].TOKENS[0]} to {KERNELS['short'].TOKENS[-1]} "
             f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
             f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
         )

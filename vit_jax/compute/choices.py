@@ -15,14 +15,22 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import jax
 from jax.sharding import Mesh
 
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.patterns import STACK
-from vit_jax.compute import gpu, platform, tpu
+from vit_jax.compute import platform
 
 AUTO = -1  # of `unroll`
 
 # Up to this many layers are unrolled; beyond, compiling takes longer than it saves. The compiler for TPUs needs minutes
 # for unrolled layers. On GPUs a loop moves two thirds more bytes, to and from stacks of activations.
 UNROLLED = {"cpu": 24, "gpu": 48}
+
+COMPILER_OPTIONS: LazyTable[dict[str, bool]] = LazyTable(
+    {
+        "gpu": "vit_jax.compute.gpu:COMPILER_OPTIONS",
+        "tpu": "vit_jax.compute.tpu:COMPILER_OPTIONS",
+    }
+)
 
 
 class ComputeOptions(Protocol):
@@ -66,8 +74,7 @@ def remat(config: ComputeOptions) -> str:
 
 def compiler_options(mesh: Mesh) -> dict[str, bool]:
     """XLA's options for a program that trains on the devices of a mesh."""
-    own = {"gpu": gpu.COMPILER_OPTIONS, "tpu": tpu.COMPILER_OPTIONS}
-    return own.get(mesh.devices.flat[0].platform, {})
+    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
 def with_compute_dtype(config: Model) -> Model:
@@ -89,7 +96,11 @@ def checker_options(mesh: Mesh) -> dict[str, bool | int]:
     has none.
     """
     device = mesh.devices.flat[0]
-    return tpu.checker_options(device.device_kind) if device.platform == "tpu" else {}
+    if device.platform != "tpu":
+        return {}
+    from vit_jax.compute import tpu
+
+    return tpu.checker_options(device.device_kind)
 
 
 @functools.cache

@@ -3,9 +3,16 @@ platform's own implementation of it.
 """
 
 import functools
+import importlib
 from collections.abc import Callable
 
 import jax
+
+IMPLEMENTATIONS = {
+    "cpu": "vit_jax.compute.cpu",
+    "gpu": "vit_jax.compute.gpu",
+    "tpu": "vit_jax.compute.tpu",
+}
 
 
 def current() -> str:
@@ -45,7 +52,9 @@ def by_platform(formula: Callable) -> Callable:
 
     @functools.wraps(formula)
     def dispatched(*arguments, **options):
-        return implementations.get(current(), formula)(*arguments, **options)
+        platform = current()
+        _register_all(platform)
+        return implementations.get(platform, formula)(*arguments, **options)
 
     def on(platform: str) -> Callable:
         def register(implementation: Callable) -> Callable:
@@ -56,3 +65,10 @@ def by_platform(formula: Callable) -> Callable:
 
     dispatched.plain, dispatched.on = formula, on
     return dispatched
+
+
+@functools.cache
+def _register_all(platform: str) -> None:
+    """Imports the file with the implementations for a platform, which registers them."""
+    if platform in IMPLEMENTATIONS:
+        importlib.import_module(IMPLEMENTATIONS[platform])

@@ -1,5 +1,5 @@
 """How a model is judged. A new evaluator is one module with a class like `Accuracy`, added to
-`EVALUATORS`, or registered by a recipe with `register`.
+`EVALUATORS`, or registered by a recipe with `register`. It is imported when a run names it.
 
 A run's evaluators are `config.eval.evaluators`; `vit_jax evaluate` takes the same. Metrics are called
 PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own names.
@@ -13,28 +13,24 @@ from jax.sharding import Mesh
 from vit_jax import objectives
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest
-from vit_jax.evaluation.accuracy import Accuracy
-from vit_jax.evaluation.classification import Classification
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
-from vit_jax.evaluation.corruptions import Corruptions
-from vit_jax.evaluation.early_exit.evaluator import EarlyExit
-from vit_jax.evaluation.few_shot import FewShot
-from vit_jax.evaluation.loss import Loss
-from vit_jax.evaluation.neighbours import Neighbours
-from vit_jax.evaluation.segmentation import Segmentation
 
-EVALUATORS: dict[str, type[Evaluator]] = {
-    "accuracy": Accuracy,
-    "classification": Classification,
-    "loss": Loss,
-    "few_shot": FewShot,
-    "knn": Neighbours,
-    "early_exit": EarlyExit,
-    "imagenet_c": Corruptions,
-    "segmentation": Segmentation,
-}
+EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
+    {
+        "accuracy": "vit_jax.evaluation.accuracy:Accuracy",
+        "classification": "vit_jax.evaluation.classification:Classification",
+        "loss": "vit_jax.evaluation.loss:Loss",
+        "few_shot": "vit_jax.evaluation.few_shot:FewShot",
+        "knn": "vit_jax.evaluation.neighbours:Neighbours",
+        "early_exit": "vit_jax.evaluation.early_exit.evaluator:EarlyExit",
+        "imagenet_c": "vit_jax.evaluation.corruptions:Corruptions",
+        "segmentation": "vit_jax.evaluation.segmentation:Segmentation",
+    }
+)
 _UNPREFIXED = ("accuracy", "loss", "segmentation")
+_SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
 _LOW_IS_GOOD = ("loss", "error", "nll", "brier", "ece", "mce")
 
 
@@ -133,6 +129,12 @@ def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:
         )
     low = direction == "min" or (not direction and name.split("/")[-1] in _LOW_IS_GOOD)
     return name, -1.0 if low else 1.0
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is between 0 and 1, and written in percent."""
+    last = metric.split("/")[-1]
+    return last in _SHARES or last.endswith(("accuracy", "shot"))
 
 
 def _pair(entry) -> tuple[str, dict]:

@@ -3,7 +3,7 @@ inference share.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,18 @@ from etils import epath
 from flax import nnx
 
 from vit_jax.base import schema, sizes
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.compute import choices
 from vit_jax.config import config_class
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
-from vit_jax.models import classifier, layer_features, registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.registry import Weights
+
+if TYPE_CHECKING:
+    from vit_jax.models.layer_features import Layer, LayerFeatures
 
 
 def normalized_as(data: Data, source: epath.PathLike) -> Data:
@@ -41,9 +44,9 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     return data
 
 
-def data_of(run: reading.Run) -> Data:
+def data_of(run: TrainedModel) -> Data:
     """The section `config.data` of a run, see `normalized_as`."""
-    return normalized_as(schema.typed(config_class(), run.config).data, run.directory)
+    return normalized_as(schema.typed(config_class(run.config), run.config).data, run.directory)
 
 
 def make_forward(
@@ -89,10 +92,10 @@ def make_features(
     definition: nnx.GraphDef,
     model_config: classifier.ClassifierConfig,
     data: Data,
-    layers: Sequence[layer_features.Layer] = (),
+    layers: "Sequence[Layer]" = (),
     *,
     norm: bool = True,
-) -> Callable[[Weights, jax.Array], tuple[jax.Array, tuple[layer_features.LayerFeatures, ...]]]:
+) -> "Callable[[Weights, jax.Array], tuple[jax.Array, tuple[LayerFeatures, ...]]]":
     """What a model makes of images, to be compiled: few-shot and nearest-neighbour evaluation, `predict` and the
     Python API take features from here.
 
@@ -104,6 +107,7 @@ def make_features(
       `features(weights, images)`: uint8 (B, H, W, C) to the input of the head (B, D) float32, and the outputs of
       layers, float32.
     """
+    from vit_jax.models import layer_features
 
     def features(weights: Weights, images: jax.Array):
         model = _model(definition, model_config, weights)

@@ -7,7 +7,7 @@ from absl import logging
 
 from vit_jax import evaluation
 from vit_jax.base import logs
-from vit_jax.checkpoints.reading import Run
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config
 from vit_jax.devices import meshes
 from vit_jax.evaluation import suites
@@ -18,12 +18,12 @@ from vit_jax.models import registry
 
 
 def evaluate_run(
-    run: Run, config: Config, watch: Watch = iter, *, suite: str = "", data_dir: str = ""
+    run: TrainedModel, config: Config, watch: Watch = iter, *, suite: str = "", data_dir: str = ""
 ) -> tuple[dict[str, float], dict[str, str]]:
     """All metrics of `config.eval.evaluators`; of several, each one's are logged as they come.
 
     Args:
-      run: from `reading.load_run`.
+      run: from `loading.load_run`.
       config: the run's, perhaps with other fields in its sections `data` and `eval`.
       watch: see `Evaluator`.
       suite: one of `suites.SUITES`, in place of the config's evaluators.
@@ -48,7 +48,7 @@ def evaluate_run(
 
 
 def make_judges(
-    run: Run, config: Config, suite: str = "", data_dir: str = ""
+    run: TrainedModel, config: Config, suite: str = "", data_dir: str = ""
 ) -> tuple[evaluation.Suite, dict[str, str]]:
     """The evaluators of `evaluate_run`, whose arguments these are, and why parts of the suite are skipped.
 
@@ -70,7 +70,7 @@ def make_judges(
     return judges, absent
 
 
-def evaluated(run: Run) -> EvaluatedModel:
+def evaluated(run: TrainedModel) -> EvaluatedModel:
     """The model of a run, as evaluators take it."""
     own = {"own": run.own.weights} if run.own else {}
     return EvaluatedModel(registry.split(run.model)[1], **own)

@@ -7,7 +7,7 @@ import numpy as np
 from absl import logging
 
 from vit_jax import evaluation
-from vit_jax.checkpoints.reading import Run
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvaluatedModel
@@ -43,7 +43,7 @@ class Judge:
       metric: by which models are compared, once one is scored: `config.eval.best`, by default the accuracy.
     """
 
-    def __init__(self, run: Run, config: Config):
+    def __init__(self, run: TrainedModel, config: Config):
         """Takes the model's structure from `run`, and data and evaluators from `config`; see `make_judges`."""
         self._suite, _ = make_judges(run, config)
         self._best, self._mesh, self.metric = config.eval.best, meshes.replica_mesh(), ""

@@ -14,7 +14,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
@@ -91,7 +91,7 @@ def check_target(out: str, to: str) -> pathlib.Path:
 
 
 def export_run(
-    run: reading.Run,
+    run: TrainedModel,
     out: str,
     *,
     to: str,
@@ -163,7 +163,7 @@ class _Program(NamedTuple):
     how: str = ""
 
 
-def _program(run: reading.Run, data: Data, normalization: str) -> _Program:
+def _program(run: TrainedModel, data: Data, normalization: str) -> _Program:
     config = run.model_config
     # In what every reader has: float32, and no kernels that are written for one kind of chip.
     config = dataclasses.replace(config, dtype="float32")
@@ -175,7 +175,7 @@ def _program(run: reading.Run, data: Data, normalization: str) -> _Program:
 
 
 def _map_program(
-    run: reading.Run, config: ClassifierConfig, data: Data, normalization: str
+    run: TrainedModel, config: ClassifierConfig, data: Data, normalization: str
 ) -> _Program:
     """Of a model that segments."""
     networks = dataclasses.replace(run.own.networks, model_config=config)
@@ -191,7 +191,7 @@ def _map_program(
 
 
 def _class_program(
-    run: reading.Run, config: ClassifierConfig, data: Data, normalization: str
+    run: TrainedModel, config: ClassifierConfig, data: Data, normalization: str
 ) -> _Program:
     """Of any other."""
     definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
@@ -217,7 +217,7 @@ def _sides(shape: tuple) -> list:
 
 
 def _describe(
-    run: reading.Run, data: Data, images: jax.ShapeDtypeStruct, inside: bool, precision: str
+    run: TrainedModel, data: Data, images: jax.ShapeDtypeStruct, inside: bool, precision: str
 ) -> dict[str, Any]:
     normalization: Any = "in the program"
     if not inside:

@@ -2,17 +2,13 @@
 `.safetensors` file, or the same tensors in an `.npz` file.
 """
 
-import dataclasses
 import json
 
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import pytorch, tensors_by_name, timm
+from vit_jax.interchange import pytorch, saved_objectives, tensors_by_name, timm
 from vit_jax.interchange.checkpoint_file import CheckpointFile
-from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
-from vit_jax.models.classifier import ClassifierConfig
 
 NAME = "authors"
 
@@ -30,39 +26,32 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     found = tensors_by_name.find_family(
         file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes
     )
-    return tensors_by_name.with_header(
+    checkpoint = tensors_by_name.with_header(
         tensors_by_name.read_named(file, found, NAME, request, stated), file
     )
+    if file.header:
+        return checkpoint
+    conversion = found.conversion.of(checkpoint.model_config)
+    prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
+    return tensors_by_name.with_preprocessing(checkpoint, prepared)
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
-    """Writes a `.safetensors` file. MAE's authors have timm's names for the encoder, and the decoder beside it.
+    """Writes a `.safetensors` file, with what the objective owns if its authors keep it beside the model.
 
     Raises:
       CheckpointError: the authors' code has no such model.
     """
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
-    if decoder := mae.decoder_in(checkpoint):
-        check_mae_encoder(checkpoint.model_config, path)
-        conversion = tensors_by_name.conversion_of(checkpoint.model_config, timm.NAME, path)
-        checkpoint = tensors_by_name.expressed(checkpoint, conversion, timm.NAME)
-        decoder_options = {mae.LAYOUT: dataclasses.asdict(decoder.options)}
-        header = timm.header_of(checkpoint) | decoder_options
-        beside = decoder.beside(timm.NAME)
+    beside = saved_objectives.beside(checkpoint, NAME, path)
+    names = beside.model_format or NAME
+    conversion = tensors_by_name.conversion_of(checkpoint.model_config, names, path)
+    checkpoint = tensors_by_name.expressed(checkpoint, conversion, names)
+    if names == timm.NAME:
+        header = timm.header_of(checkpoint)
     else:
-        conversion = tensors_by_name.conversion_of(checkpoint.model_config, NAME, path)
-        checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
-        header = tensors_by_name.header(
-            checkpoint, tensors_by_name.options_of_model(checkpoint.model_config)
-        )
-        beside = ((), {})
-    metadata = {pytorch.METADATA: json.dumps(header)}
+        options = tensors_by_name.options_of_model(checkpoint.model_config)
+        header = tensors_by_name.header(checkpoint, options)
+    metadata = {pytorch.METADATA: json.dumps(header | beside.stated)}
     tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, beside)
-
-
-def check_mae_encoder(config: ClassifierConfig, path: epath.PathLike) -> None:
-    """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
-    tensors_by_name.refuse_other_conventions(config, mae.CONVENTIONS, "the authors' code", path)
-    if reason := mae.refusal(config):
-        raise CheckpointError(f"{path} is not written: {reason}")

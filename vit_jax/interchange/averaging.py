@@ -73,7 +73,7 @@ def read_alike(paths: Sequence[epath.PathLike]) -> list[LoadedCheckpoint]:
 def average(models: Sequence[LoadedCheckpoint]) -> LoadedCheckpoint:
     """The first model with the mean of all parameters, summed in float64; each is read when it is used."""
     params = jax.tree.map(_mean, *(model.params for model in models))
-    return dataclasses.replace(models[0], params=params, extras={}, adapters=None)
+    return dataclasses.replace(models[0], params=params, extras={}, adapters=None, objective=None)
 
 
 def _mean(*leaves: Any) -> LazyArray:

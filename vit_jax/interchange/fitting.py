@@ -4,7 +4,7 @@ The one place where parameters are re-initialised or resized; families define ho
 Everything else must be the same, name by name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.models import classifier, registry
+from vit_jax.objectives.networks import OWN
 
 
 def adapt(
@@ -37,8 +38,26 @@ def adapt(
     Raises:
       ConfigError: see `match`.
     """
-    old, to_reset, layers = match(loaded, source, fresh, target, **options)
-    if names := [n for n in patterns.names(fresh) if n in to_reset or n in layers]:
+    return take(fresh, *match(loaded, source, fresh, target, **options))
+
+
+def take(
+    fresh: dict,
+    old: Mapping[str, Any],
+    to_reset: Collection[str],
+    layers: Mapping[str, np.ndarray],
+    *,
+    is_logged: bool = True,
+) -> dict:
+    """`fresh` with the arrays of a checkpoint, in its shardings.
+
+    Args:
+      fresh: nested dict, see `adapt`.
+      old, to_reset, layers: see `match`.
+      is_logged: whether the log says what is re-initialised.
+    """
+    names = [n for n in patterns.names(fresh) if n in to_reset or n in layers]
+    if names and is_logged:
         numbers = {
             name: f" ({', '.join(map(str, np.flatnonzero(m)))})" for name, m in layers.items()
         }
@@ -55,6 +74,24 @@ def adapt(
         return select(leaf, array)
 
     return patterns.map_named(taken, fresh)
+
+
+def objective_patterns(reset: Iterable[str]) -> tuple[str, ...]:
+    """Of the patterns of `config.init_reset`, those of what the objective owns: they begin with 'objective/'."""
+    return tuple(pattern for pattern in reset if pattern.startswith(f"{OWN}/"))
+
+
+def model_patterns(
+    reset: Iterable[str], config: classifier.ClassifierConfig
+) -> tuple[str, ...] | None:
+    """Of the patterns of `config.init_reset`, those of the model; `None` if they name no more than the head, and a
+    model of this config has none: then one in the checkpoint is skipped, if it has one.
+    """
+    own = objective_patterns(reset)
+    of_model = tuple(pattern for pattern in reset if pattern not in own)
+    if config.num_classes:
+        return of_model
+    return tuple(classifier.besides_heads(of_model)) or None
 
 
 def match(

@@ -14,7 +14,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import npz, tensors_by_name
+from vit_jax.interchange import npz, state_dicts, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
@@ -52,11 +52,11 @@ class FlaxFormat:
         found = tensors_by_name.find_family(
             file, self.name, tensors_by_name.requested_metadata(request), PREFIXES
         )
-        other = len(file.tensors) - len(found.tensors)
+        other = [name for name in file.tensors if not name.startswith(found.prefix)]
         if other:
             logging.info(
-                "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
-                file.path, other, found.prefix,
+                "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped: %s",
+                file.path, len(other), found.prefix, state_dicts.listed(other),
             )  # fmt: skip
         checkpoint = tensors_by_name.read_named(file, found, self.name, request, {})
         checkpoint.layout["prefix"] = found.prefix

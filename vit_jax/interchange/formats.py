@@ -14,7 +14,7 @@ are which parameters.
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from etils import epath
 
@@ -28,6 +28,7 @@ from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.regular import check_regular
 from vit_jax.models import classifier, naming, registry
 from vit_jax.models.preprocessing import Preprocessing
+from vit_jax.objectives.contract import SavedObjective
 
 # Asked in this order.
 FORMATS = {
@@ -80,6 +81,13 @@ class Unmerged:
     base: str
 
 
+class SavedRun(NamedTuple):
+    """Which checkpoint of a run it is, and what that says of itself."""
+
+    folder: epath.Path
+    description: dict
+
+
 @dataclasses.dataclass
 class LoadedCheckpoint:
     """A checkpoint of any format.
@@ -92,13 +100,16 @@ class LoadedCheckpoint:
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
-      extras: tensors of the file that are no part of the model, by their names; of a run what MAE
-        owns. Decoders among them are handed on, see `interchange.conversions.mae`.
+      extras: tensors of the file that are no part of the model, by their names. What an objective owns among them
+        is handed on, see `interchange.saved_objectives`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
       called: what a run calls its model.
       assumed: what no file contains, so that usual values were taken: options of the model, and
         'preprocessing' where it is that of the format's code.
       adapters: of a run that trained adapters these, which `params` contain already.
+      objective: of a run, what its objective owns, if it owns something.
+      run: the run's checkpoint, of ours.
+      source: what it was read from.
     """
 
     model_config: classifier.ClassifierConfig
@@ -111,6 +122,9 @@ class LoadedCheckpoint:
     called: str = ""
     assumed: tuple[str, ...] = ()
     adapters: Unmerged | None = None
+    objective: SavedObjective | None = None
+    run: SavedRun | None = None
+    source: str = ""
 
 
 # What comes of a description whose values have other types than any code wrote.
@@ -158,7 +172,9 @@ def read_checkpoint(
     found = _open(path)
     request = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
     try:
-        return module(_detect(found)).read(found, request)
+        checkpoint = module(_detect(found)).read(found, request)
+        checkpoint.source = str(path)
+        return checkpoint
     except UserError:
         checkpoint_file.forget()  # what was refused may be mended in place
         raise
@@ -247,7 +263,7 @@ def configure(
     if "image_size" in data:
         data["image_size"] = sizes.parse(data["image_size"])
     recognised = {**recognised, **data}
-    family = registry.family_name(next(f for f in registry.FAMILIES if f.Config is config_class))
+    family = registry.family_name(next(f for f in registry.families() if f.Config is config_class))
     return config_class(
         **recognised | schema.checked_options(config_class, overrides, f"a {family} model", "")
     )
@@ -279,7 +295,7 @@ def _looks_like(found: checkpoint_file.CheckpointFile) -> str:
     if found.container == "folder" and "model_type" in found.config:
         config, known = found.config, []
         classes = ", ".join(config.get("architectures") or ())
-        for family in registry.FAMILIES:
+        for family in registry.families():
             conversion = conversions_of(family).get("huggingface")
             known += conversion.model_types if conversion else ()
         return (

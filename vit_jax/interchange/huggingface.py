@@ -1,4 +1,4 @@
-"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them.
+"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them, and their files of weights alone.
 
 `config.json` says what the model is, `model.safetensors` has the tensors,
 `preprocessor_config.json` says how images are prepared. The families say which classes of theirs
@@ -16,9 +16,8 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import pytorch, tensors_by_name
+from vit_jax.interchange import pytorch, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFile
-from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
 NAME = "huggingface"
@@ -48,10 +47,12 @@ _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast
 
 
 def recognises(file: CheckpointFile) -> bool:
-    """Whether this is a folder whose config.json names a model of a family."""
-    return "model_type" in file.config and tensors_by_name.is_found(
-        file, NAME, metadata=file.config
-    )
+    """Whether this is a folder whose config.json names a model of a family, or a file with a family's names."""
+    if file.container == "folder":
+        is_theirs = "model_type" in file.config
+        return is_theirs and tensors_by_name.is_found(file, NAME, metadata=file.config)
+    pytorch_file = file.container in ("safetensors", "pickle")
+    return pytorch_file and tensors_by_name.is_found(file, NAME, prefixes=file.prefixes)
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
@@ -60,9 +61,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
     metadata = file.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = tensors_by_name.find_family(
-        file, NAME, metadata | tensors_by_name.requested_metadata(request)
-    )
+    metadata |= tensors_by_name.requested_metadata(request)
+    found = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
     checkpoint = tensors_by_name.read_named(file, found, NAME, request, {})
     config = checkpoint.model_config
     if processor:
@@ -71,7 +71,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             tensors_by_name.with_preprocessing(checkpoint, stated), preprocessing=stated
         )
     checkpoint.classes = _classes(file.config, config.num_classes)
-    checkpoint.layout["config"] = file.config
+    if file.config:
+        checkpoint.layout["config"] = file.config
     return checkpoint
 
 
@@ -87,22 +88,20 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     conversion = tensors_by_name.conversion_of(
         checkpoint.model_config, NAME, path, as_it_was=as_it_was
     )
-    decoder = mae.decoder_in(checkpoint)
+    beside = saved_objectives.beside(checkpoint, NAME, path)
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
     # What config.json says of the model; the rest of one that was read stays.
     described = checkpoint.layout.get("config", {}) | {"dtype": "float32"}
     described |= conversion.config_json(config, checkpoint.layout)
-    if decoder:
-        described |= decoder.config_json()
-        if not as_it_was:
-            checkpoint.layout |= {"kind": "vit_mae", "prefix": "vit."}
+    described |= beside.stated
+    if not as_it_was:
+        checkpoint.layout |= beside.layout
     if config.num_classes:
         names = checkpoint.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
-    beside = decoder.beside(NAME) if decoder else ((), {})
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
             checkpoint, conversion, folder / pytorch.WEIGHTS, {}, beside

@@ -164,7 +164,7 @@ def page(rows: list[dict]) -> str:
     """
     by_name = {row["name"]: row for row in rows}
     parts = [_INTRODUCTION]
-    for family in registry.FAMILIES:
+    for family in registry.families():
         text = inspect.getdoc(family) or registry.family_name(family)
         parts += [
             f"## {text.partition(' (')[0]}",

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import descriptions, reading
-from vit_jax.checkpoints.lora import adapters_in
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels import imagenet
 from vit_jax.devices import meshes
@@ -64,7 +64,7 @@ def load(
     target = formats.configure(type(source), vars(source), fitted)
     definition, like = registry.abstract_weights(target)
     reset = source.starts_anew(target)
-    weights = _fit(
+    weights = fit_weights(
         checkpoint,
         _fresh(target, like, reset),
         target,
@@ -77,19 +77,20 @@ def load(
     return nnx.merge(definition, *weights)
 
 
-def describe_checkpoint(
-    path: epath.PathLike, model_options: Mapping[str, Any] | None = None
-) -> dict:
-    """What a checkpoint of any format says of itself, as `reading.read_description` gives it.
-
-    Args:
-      model_options: see `load_run`.
+def describe_checkpoint(checkpoint: formats.LoadedCheckpoint) -> dict:
+    """What a checkpoint says of itself, as `reading.read_description` gives it; what a run of ours would say of one
+    that is not of ours.
     """
-    if formats.detect(path) != orbax.NAME:
-        return orbax.described(formats.read_checkpoint(path, **model_options or {}))[1]
-    if model_options:
+    return checkpoint.run.description if checkpoint.run else orbax.described(checkpoint)[1]
+
+
+def read_model(
+    path: epath.PathLike, model_options: Mapping[str, Any] | None = None
+) -> formats.LoadedCheckpoint:
+    """What is at `path`, unread; see `load_run`."""
+    if model_options and formats.detect(path) == orbax.NAME:
         raise ConfigError(f"{path} says itself what its model is: leave --model out")
-    return reading.read_description(reading.find_checkpoint(path))
+    return formats.read_checkpoint(path, **model_options or {})
 
 
 def load_run(
@@ -98,54 +99,49 @@ def load_run(
     *,
     model_options: Mapping[str, Any] | None = None,
     **options,
-) -> reading.Run:
+) -> TrainedModel:
     """A trained model and what is needed to use it, from a checkpoint of any format.
 
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read_checkpoint`.
-      mesh, **options: see `reading.load_run`.
+      mesh: where the parameters go; by default whole on every device.
       model_options: options of the model of a checkpoint that is not of ours, where what is recognised is to
         differ, or it is not stored.
+      **options: how the model is computed, where that should differ from the run: `dtype`, and options of the role
+        'compute'.
 
     Returns:
-      The run; of a checkpoint that is not of ours `config` says what is known of its images, and
+      The model; of a checkpoint that is not of ours `config` says what is known of its images, and
       `step` is 0.
 
     Raises:
-      CheckpointError, ConfigError: see `formats.read_checkpoint` and `reading.load_run`.
+      CheckpointError: there is no checkpoint, it is damaged, or see `formats.read_checkpoint`.
+      ConfigError: an option has an invalid value, or see `formats.read_checkpoint`.
     """
-    is_run = formats.detect(path) == orbax.NAME and not model_options
-    description = describe_checkpoint(path, model_options)
-    if is_run and not adapters_in(description):
-        return reading.load_run(path, mesh, **options)
-    checkpoint = formats.read_checkpoint(path, **model_options or {})
-    imagenet.log_if_unnamed(checkpoint.classes, checkpoint.model_config.num_classes, path)
-    directory = reading.find_checkpoint(path) if is_run else epath.Path(path)
+    checkpoint = read_model(path, model_options)
+    description, run = describe_checkpoint(checkpoint), checkpoint.run
     model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
-    weights = _fit(
-        checkpoint,
-        like,
-        model_config,
-        reset=(),
-        resize="scipy",
-        init_channels="error",
-        where=f"load_run({str(path)!r})",
-        reset_option="reset",
-    )
-    return reading.Run(
+    if run and not checkpoint.adapters:
+        weights = reading.read_weights(run.folder, like)
+    else:
+        imagenet.log_if_unnamed(checkpoint.classes, checkpoint.model_config.num_classes, path)
+        how = dict(where=f"load_run({str(path)!r})", reset_option="reset")
+        weights = fit_weights(checkpoint, like, model_config, **how)
+    return TrainedModel(
         model=nnx.merge(definition, *weights),
         model_config=model_config,
         config=schema.fill(default_config(), description["config"]),
         classes=tuple(description["classes"]),
-        step=int(directory.name) if is_run else 0,
-        directory=directory,
+        step=int(run.folder.name) if run else 0,
+        directory=run.folder if run else epath.Path(path),
+        own=reading.read_own(run.folder, description, model_config, whole) if run else None,
     )
 
 
-def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
+def resized(run: TrainedModel, image_size: sizes.Size | str) -> TrainedModel:
     """The same model for images of another size: what depends on it, such as position embeddings, is interpolated.
 
     Raises:
@@ -171,7 +167,7 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
     )  # fmt: skip
 
 
-def prepared_at(run: reading.Run, size: sizes.Size) -> ConfigDict:
+def prepared_at(run: TrainedModel, size: sizes.Size) -> ConfigDict:
     """The run's config with images prepared at another size: the crop stays the same share of an image."""
     config = run.config.copy_and_resolve_references()
     prepared = {
@@ -210,84 +206,81 @@ def load_weights(
       CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted
         for, nothing is changed.
     """
-    weights = weights_from(
-        path,
+    checkpoint = formats.read_checkpoint(
+        path, hints=vars(model.config), allow_nonfinite=allow_nonfinite
+    )
+    weights = fit_weights(
+        checkpoint,
         registry.split(model)[1],
         model.config,
         reset=reset,
         resize=resize,
         init_channels=init_channels,
-        allow_nonfinite=allow_nonfinite,
-        where="load_weights",
+        where=f"load_weights({str(path)!r})",
         reset_option="reset",
     )
     nnx.update(model, *weights)
 
 
-def weights_from(
-    path: epath.PathLike,
+def fit_weights(
+    checkpoint: formats.LoadedCheckpoint,
     like: Weights,
     config: classifier.ClassifierConfig,
     *,
     reset: Iterable[str] | None = (),
     resize: str = "scipy",
-    init_channels: str = "error",
-    allow_nonfinite: bool = False,
     where: str = "config.init_from",
-    reset_option: str = "config.init_reset",
+    **options,
 ) -> Weights:
-    """All arrays of a model from a checkpoint of any format.
+    """All arrays of a model from those of a checkpoint.
 
     Args:
-      path: see `formats.read_checkpoint`.
+      checkpoint: its arrays unread.
       like: the model's new arrays, or their shapes, dtypes and shardings where the checkpoint has
         them.
       config: the model's.
-      reset, resize, init_channels, where, reset_option: see `fitting.adapt`; `reset=None`: what a model
-        of this config cannot take from one of the checkpoint's, such as a head of other classes.
+      reset, resize, where, **options: see `fitting.match`; `reset=None`: what a model of this config cannot take from
+        one of the checkpoint's, such as a head of other classes.
 
     Returns:
       As `like`, in its shardings.
     """
-    checkpoint = formats.read_checkpoint(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
-    reset = _reset_patterns(checkpoint, config, reset)
     logging.info(
         "%s: %s holds %s",
         where,
-        path,
+        checkpoint.source,
         formats.describe_model(checkpoint.model_config, checkpoint.called),
     )
-    return _fit(
-        checkpoint,
-        like,
-        config,
-        reset=reset,
-        resize=resize,
-        init_channels=init_channels,
-        where=where,
-        reset_option=reset_option,
-    )
-
-
-def check_weights(
-    path: epath.PathLike,
-    like: Weights,
-    config: classifier.ClassifierConfig,
-    *,
-    reset: Iterable[str] | None,
-    resize: str,
-    init_channels: str,
-) -> None:
-    """Raises what `weights_from` with these arguments would, as far as it is known before tensors are read."""
-    checkpoint = formats.read_checkpoint(path, hints=vars(config))
-    fitting.match(
+    arrays = fitting.adapt(
         patterns.union(checkpoint.params, checkpoint.variables),
         checkpoint.model_config,
         patterns.union(*like),
         config,
         reset=_reset_patterns(checkpoint, config, reset),
         resize=resize,
-        init_channels=init_channels,
+        where=where,
+        **options,
+    )
+    checkpoint_file.forget()
+    return tensors_by_name.divided(arrays, like)
+
+
+def check_fit(
+    checkpoint: formats.LoadedCheckpoint,
+    like: Weights,
+    config: classifier.ClassifierConfig,
+    *,
+    reset: Iterable[str] | None = (),
+    **options,
+) -> None:
+    """Raises what `fit_weights` with these arguments would, as far as it is known before tensors are read."""
+    fitting.match(
+        patterns.union(checkpoint.params, checkpoint.variables),
+        checkpoint.model_config,
+        patterns.union(*like),
+        config,
+        reset=_reset_patterns(checkpoint, config, reset),
+        **options,
     )
 
 
@@ -343,26 +336,6 @@ def convert(
         )
     formats.write_checkpoint(checkpoint, destination, to)
     return checkpoint
-
-
-def _fit(
-    checkpoint: formats.LoadedCheckpoint,
-    like: Weights,
-    target: classifier.ClassifierConfig,
-    **options,
-) -> Weights:
-    """The weights of a checkpoint, fitted to the model `target` and placed as `like`; options as of
-    `fitting.match`.
-    """
-    arrays = fitting.adapt(
-        patterns.union(checkpoint.params, checkpoint.variables),
-        checkpoint.model_config,
-        patterns.union(*like),
-        target,
-        **options,
-    )
-    checkpoint_file.forget()
-    return tensors_by_name.divided(arrays, like)
 
 
 def _fresh(config: classifier.ClassifierConfig, like: Weights, reset: Iterable[str]) -> Weights:

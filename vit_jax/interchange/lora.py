@@ -50,6 +50,7 @@ def _base(
 ) -> dict:
     """The frozen parameters, unread; verified when the first of them is read."""
     stated, init = description[BASE], description["config"]
+    reset = fitting.model_patterns(init["init_reset"], config)
     where = f"{folder} holds adapters of the base {stated['path']}"
     try:
         source = formats.read_checkpoint(stated["path"], hints=vars(config))
@@ -58,9 +59,7 @@ def _base(
             source.model_config,
             patterns.union(*like),
             config,
-            reset=init["init_reset"]
-            if config.num_classes
-            else source.model_config.starts_anew(config),
+            reset=source.model_config.starts_anew(config) if reset is None else reset,
             resize=init["init_resize"],
             init_channels=init["init_channels"],
             where=where,

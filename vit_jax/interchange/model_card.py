@@ -12,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import schema, sizes
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config, config_class
 from vit_jax.data import crops, sources
 from vit_jax.interchange import formats
@@ -29,7 +29,7 @@ _MARK = "<!-- written by vit_jax, sha256 of this card: {} -->\n"
 
 
 def make_card(
-    run: reading.Run,
+    run: TrainedModel,
     checkpoint: formats.LoadedCheckpoint,
     repository: str,
     *,
@@ -42,7 +42,7 @@ def make_card(
       run, checkpoint, repository, license: see `pushing.push`.
       format: the layout of the weights.
     """
-    config = schema.typed(config_class(), run.config)
+    config = schema.typed(config_class(run.config), run.config)
     parts = [
         _head(run, format, license),
         f"# {repository.partition('/')[2]}",
@@ -70,14 +70,14 @@ def _section(title: str, text: str) -> list[str]:
     return [f"## {title}", text] if text else []
 
 
-def _head(run: reading.Run, format: str, license: str) -> str:
+def _head(run: TrainedModel, format: str, license: str) -> str:
     task = "image-classification" if run.model_config.num_classes else "image-feature-extraction"
     lines = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {task}"]
     lines += [f"license: {license}"] if license else []
     return "\n".join([*lines, "tags:", f"- {task}", f"- {_LIBRARIES[format]}", "- vit_jax", "---"])
 
 
-def _origin(run: reading.Run, config: Config) -> str:
+def _origin(run: TrainedModel, config: Config) -> str:
     """What the model learned from, as far as it is known."""
     if not run.step:
         return "Converted with vit_jax from a checkpoint of another origin, whose data is not known here."
@@ -91,7 +91,7 @@ def _is_private(data: str) -> bool:
     return data in sources.OPENERS and not data.startswith("digits")
 
 
-def _use(run: reading.Run) -> str:
+def _use(run: TrainedModel) -> str:
     if not run.model_config.num_classes:
         return "Features of images, for other models to learn from."
     count = run.model_config.num_classes
@@ -101,7 +101,7 @@ def _use(run: reading.Run) -> str:
     )
 
 
-def _metrics(run: reading.Run) -> str:
+def _metrics(run: TrainedModel) -> str:
     """A table of the last evaluation of the run; '' if there is none of this checkpoint."""
     path = epath.Path(run.directory).parent.parent / "result.json"
     if not run.step or not path.exists():
@@ -151,7 +151,7 @@ def _code(repository: str, format: str, has_head: bool) -> str:
     return "\n".join(["```python", *lines, "```"])
 
 
-def _recipe(run: reading.Run, config: Config) -> str:
+def _recipe(run: TrainedModel, config: Config) -> str:
     """What of the run's config differs from the defaults, without what belongs to one machine."""
     if not run.step:
         return ""

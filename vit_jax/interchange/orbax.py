@@ -8,28 +8,30 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from vit_jax import objectives
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.checkpoints import descriptions, reading, saving
 from vit_jax.checkpoints.lora import BASE, adapters_in, saved_like
+from vit_jax.checkpoints.objective_weights import own_parts
 from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels import imagenet
-from vit_jax.interchange import lora, tensors_by_name
+from vit_jax.interchange import lora, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CheckpointFile
-from vit_jax.interchange.conversions import mae
 from vit_jax.interchange.formats import (
     LoadedCheckpoint,
     Preprocessing,
     ReadOptions,
+    SavedRun,
     Unmerged,
     configure,
 )
 from vit_jax.models import naming, registry
 from vit_jax.models.lora import ADAPTERS
-from vit_jax.objectives.networks import OWN
+from vit_jax.objectives.contract import Objective, SavedObjective
 
 NAME = "orbax"
 # The key under which a description keeps what is needed to write the format that the weights came
@@ -60,7 +62,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     def arrays(part: str, tree: dict) -> dict:
         def lazy(name: str, leaf) -> LazyArray:
             def read() -> np.ndarray:
-                return reading.load_array(folder, part, tree, name)
+                return reading.read_array(folder, part, tree, name)
 
             array = LazyArray(leaf.shape, np.dtype(leaf.dtype), read)
             return (
@@ -78,25 +80,36 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         also = patterns.names({name: tree for name, tree in params.items() if name != ADAPTERS})
         unmerged = Unmerged(params[ADAPTERS], tuple(also), description[BASE]["path"])
         params = lora.whole_model(folder, description, params, like, stored)
+    renamed = description.get(LAYOUT, {}).get("renamed", {})
+    if "storage_tokens" in renamed.values() and not config.knows_places:
+        logging.warning(
+            "%s was converted from a file of DINOv3 by an earlier version, which lost its rotary positions: convert "
+            "that file again", folder,
+        )  # fmt: skip
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
-    data, extras, layout = filled.data, {}, description.get(LAYOUT, {})
+    data = filled.data
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
-    if options := mae.options_of_run(filled.objective):
-        own = arrays(f"{parts[0]}_{OWN}", mae.like(config, options))
-        extras = patterns.named({OWN: own})
-        layout = layout | {mae.LAYOUT: dataclasses.asdict(options)}
+
+    def read_own() -> registry.Weights:
+        names = own_parts(description)
+        like = reading.abstract_parts(folder, names)
+        return registry.Weights(*(arrays(name, like[name]) for name in names))
+
+    kind, options = objectives.find_objective(filled.objective)
+    owns = kind.own_modules is not Objective.own_modules
     return LoadedCheckpoint(
         config,
         params,
         tuple(description["classes"]),
         tensors_by_name.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
-        layout,
+        description.get(LAYOUT, {}),
         variables,
-        extras,
-        filled.model.name,
-        tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
-        unmerged,
+        run=SavedRun(folder, description),
+        called=filled.model.name,
+        assumed=tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
+        adapters=unmerged,
+        objective=SavedObjective(kind, dataclasses.asdict(options), read_own) if owns else None,
     )
 
 
@@ -111,7 +124,7 @@ def described(checkpoint: LoadedCheckpoint) -> tuple[Config, dict]:
     config.data.update(dataclasses.asdict(checkpoint.preprocessing or unsaid))
     config.data.image_size = checkpoint.model_config.image_size
     config.data.channels = checkpoint.model_config.channels
-    config = schema.typed(config_class(), config)
+    config = schema.typed(config_class(config), config)
     if checkpoint.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))
     classes = checkpoint.classes or imagenet.names_if_unnamed(checkpoint.model_config.num_classes)
@@ -132,10 +145,11 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     check_unused(path)
-    if any(name.startswith(f"{OWN}/") or "decoder" in name for name in checkpoint.extras):
+    if saved := saved_objectives.find_saved(checkpoint):
         logging.warning(
-            "%s: MAE's decoder is not written, since a checkpoint of ours has it in a run's training state only: only "
-            "the encoder is; to keep it, train from the source with --config.init_from, or convert to timm", path,
+            "%s: what the objective %s owns is not written, since a checkpoint of ours has it in a run's training "
+            "state only: only the model is; to keep it, train from the source with --config.init_from",
+            path, saved.kind.__name__,
         )  # fmt: skip
     config, description = described(checkpoint)
     imagenet.log_if_unnamed(

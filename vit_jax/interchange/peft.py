@@ -85,7 +85,9 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             f"{file.path}: there is no place in {formats.describe_model(base.model_config)} for "
             f"{', '.join(sorted(tensors)[:3]) or 'any of its tensors'}"
         )
-    return dataclasses.replace(base, params=lora.adapted(params, found, lora.add_lazily), extras={})
+    return dataclasses.replace(
+        base, params=lora.adapted(params, found, lora.add_lazily), extras={}, objective=None
+    )
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:

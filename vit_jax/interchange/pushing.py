@@ -4,7 +4,6 @@ What is uploaded is what is listed here, and no more: the weights that the model
 transformers' layout, how images are prepared, the names of the classes, and a model card.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -15,10 +14,9 @@ from typing import Any
 from absl import logging
 
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
-from vit_jax.checkpoints import reading
-from vit_jax.interchange import formats, model_card
+from vit_jax.checkpoints.trained_model import TrainedModel
+from vit_jax.interchange import formats, model_card, saved_objectives
 from vit_jax.interchange.checkpoint_file import CONFIG
-from vit_jax.interchange.conversions import mae
 
 FORMATS = ("timm", "huggingface")
 CARD = "README.md"
@@ -28,7 +26,7 @@ _LOGIN = "log in with 'hf auth login', or set HF_TOKEN"
 
 
 def push(
-    run: reading.Run,
+    run: TrainedModel,
     checkpoint: formats.LoadedCheckpoint,
     repository: str,
     *,
@@ -68,7 +66,7 @@ def push(
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "model"
-        format = _write(_without_decoder(checkpoint), folder, format)
+        format = _write(saved_objectives.without(checkpoint), folder, format)
         card = model_card.make_card(run, checkpoint, repository, format=format, license=license)
         (folder / CARD).write_text(card)
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
@@ -105,13 +103,6 @@ def check_push(repository: str, format: str, *, dry_run: bool) -> None:
         raise ConfigError("push needs huggingface_hub: pip install 'vit_jax[hub]'") from None
     if not dry_run and not huggingface_hub.get_token():
         raise ConfigError(f"push needs a token of the hub with the right to write: {_LOGIN}")
-
-
-def _without_decoder(checkpoint: formats.LoadedCheckpoint) -> formats.LoadedCheckpoint:
-    """Without what only pre-training uses."""
-    decoder = mae.LAYOUT
-    layout = {name: value for name, value in checkpoint.layout.items() if name != decoder}
-    return dataclasses.replace(checkpoint, extras={}, layout=layout)
 
 
 def _write(checkpoint: formats.LoadedCheckpoint, folder: pathlib.Path, wanted: str) -> str:

@@ -1,18 +1,21 @@
 """The config of a run that starts from a checkpoint: what it leaves open is filled in from there."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import CHECKPOINT
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import formats
-from vit_jax.models import naming, registry
+from vit_jax.models import classifier, naming, registry
+
+if TYPE_CHECKING:
+    from vit_jax.interchange.formats import LoadedCheckpoint
 
 # What may be left to the checkpoint, and its value where that, or an earlier version of this code,
 # does not say it.
@@ -48,7 +51,11 @@ def resolve_from_checkpoint(
     saved = reading.newest_description(workdir) if workdir else None
     saved = saved and saved["config"]
     hints = schema.given_options(config.model) | {"image_size": config.data.image_size}
-    source = None if saved else formats.read_checkpoint(config.init_from, hints=hints)
+    source = None
+    if not saved:
+        from vit_jax.interchange import formats
+
+        source = formats.read_checkpoint(config.init_from, hints=hints)
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
@@ -61,7 +68,7 @@ def resolve_from_checkpoint(
 
 
 def _resolve_model(
-    config: ConfigDict, saved: Mapping[str, Any] | None, source: formats.LoadedCheckpoint | None
+    config: ConfigDict, saved: Mapping[str, Any] | None, source: "LoadedCheckpoint | None"
 ) -> None:
     """Fills in `config.model`: from the config of the run that is resumed, or from the checkpoint."""
     model, whole = config.model, not config.model.name
@@ -75,6 +82,8 @@ def _resolve_model(
     found = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:
         found |= source.model_config.at_size(sizes.parse(config.data.image_size))
+    has_head = objectives.find_objective(config.objective)[0].needs_labels
+    reset = config.init_reset if has_head else classifier.besides_heads(config.init_reset)
     # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
     roles = ("structure", "convention", "size") if whole else ("structure", "convention")
     for field in schema.options(family.Config):
@@ -83,7 +92,7 @@ def _resolve_model(
             continue
         # What is re-initialised is as the config says, e.g. a layer before the head, or none.
         is_reset = field.metadata["fitted"] and field.metadata["role"] == "structure"
-        if is_reset and patterns.matching(config.init_reset, [f"{name}/kernel"]):
+        if is_reset and patterns.matching(reset, [f"{name}/kernel"]):
             continue
         if found.get(name) is not None:
             model[name] = found[name]

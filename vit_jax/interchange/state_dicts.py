@@ -7,16 +7,17 @@ says so, any other.
 """
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.lazy_array import LazyArray
+from vit_jax.interchange.conversions import skips
+from vit_jax.interchange.conversions.skips import Skip, matching
+from vit_jax.models.classifier import ClassifierConfig
 
 # Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
 KEYS = (
@@ -32,17 +33,30 @@ _BEFORE = (
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _MOST_VISITS = 10_000  # dictionaries; one may be in several others
 _DEPTH = 3  # how deep dictionaries of dictionaries are searched
-# Patterns of tensors that pre-training needs beside the network that it trains; not part of a model.
+# What pre-training needs beside the network that it trains; no part of a model. MAE's decoder is handed on, and its
+# positions are compared there (`mae_conversion`).
 EXTRAS = (
-    "mask_token", r"rope_embed\.periods", r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", r"decoder\..*",
-    r"(dino_head|ibot_head|projection_head|projector|predictor|prototypes)\..*",
+    Skip("mask_token", "stands for patches that pre-training hides, and no image has any"),
+    Skip(r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", "predicts hidden patches", "MAE's decoder"),
+    Skip(r"decoder\..*", "predicts hidden patches", "a decoder"),
+    Skip(
+        r"(dino_head|ibot_head|projection_head|projectors?|predictor|prototypes)\..*",
+        "reads features for a loss without labels", "a head of pre-training",
+    ),
 )  # fmt: skip
 # The same beside the network that a prefix names.
-_BESIDE = (
-    r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
-    r"(\w*head\w*|fc|classifier|projector|projection|predictor|prototypes|decoder\w*|neck|loss\w*|criterion)\..*",
-    r"decoder_\w+(\..*)?",
-)
+BESIDE = (
+    Skip(
+        r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
+        "state of pre-training", "the script's state",
+    ),
+    Skip(
+        r"(\w*head\w*|fc|classifier|projectors?|projection|predictor|prototypes|neck)\..*",
+        "reads what the network gives", "a head beside the network",
+    ),
+    Skip(r"decoder\w*\..*|decoder_\w+", "predicts hidden patches", "a decoder"),
+    Skip(r"(\w*loss\w*|criterion)\..*", "state of a loss", "a loss"),
+)  # fmt: skip
 
 
 def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, LazyArray]:
@@ -115,26 +129,7 @@ def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]
 def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """The tensors by their names without the parts that compilers and wrappers of layers put in."""
     cut = {".".join(k for k in name.split(".") if k not in _WRAPPERS): name for name in tensors}
-    return masked({short: tensors[name] for short, name in cut.items()})
-
-
-def masked(tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
-    """The tensors with biases times their masks, as DINOv3's code computes them: keys have none."""
-    masks = [name for name in tensors if name.endswith(".bias_mask")]
-    found = {name: tensor for name, tensor in tensors.items() if name not in masks}
-    for name in masks:
-        bias = name.removesuffix("_mask")
-        if bias in found:
-            found[bias] = _times(found[bias], tensors[name])
-    return found
-
-
-def _times(bias: LazyArray, mask: LazyArray) -> LazyArray:
-    def read() -> np.ndarray:
-        keep = np.asarray(mask)
-        return np.where(keep == 0, 0, np.asarray(bias) * keep).astype(bias.dtype)
-
-    return LazyArray(bias.shape, bias.dtype, read)
+    return {short: tensors[name] for short, name in cut.items()}
 
 
 def prefixes(names: Iterable[str]) -> list[str]:
@@ -156,6 +151,58 @@ def prefixes(names: Iterable[str]) -> list[str]:
     return ["", *sorted(counts, key=order)]
 
 
+def left_out(
+    own: Sequence[Skip | str],
+    tensors: Mapping[str, LazyArray],
+    known: Collection[str],
+    config: ClassifierConfig,
+    path: epath.Path,
+) -> dict[str, Skip]:
+    """The tensors of a file that are no part of its model, each with the reason, which are logged.
+
+    Args:
+      own: what its format leaves out beside `EXTRAS`.
+      known: names of tensors that have a place in the model.
+
+    Raises:
+      CheckpointError: one has other values than the model computes in its place.
+    """
+    found = matching(own, tensors)
+    has_place = {*known, *found}
+    found |= matching(EXTRAS, [name for name in tensors if name not in has_place])
+    if found:
+        logging.info("%s: skipped, not part of the model: %s", path, skips.text(found))
+    skips.check_computed(found, tensors, config, path)
+    return found
+
+
+def refuse_lost_positions(
+    own: Sequence[Skip | str],
+    names: Iterable[str],
+    prefix: str,
+    config: ClassifierConfig,
+    path: epath.Path,
+) -> None:
+    """Raises `CheckpointError` for a model without positions whose file has a tensor that is about some.
+
+    Args:
+      own: what its format leaves out; other networks' positions do not count, there and beside the model.
+      names: of all tensors of the file.
+      prefix: of the model's.
+    """
+    if config.knows_places:
+        return
+    spoken = [n.removeprefix(prefix) for n in names if skips.is_about_positions(n)]
+    every = [skip for skip in (*own, *EXTRAS, *BESIDE) if isinstance(skip, Skip)]
+    others = matching([skip for skip in every if skip.network], spoken)
+    lost = [name for name in spoken if name not in others]
+    if lost:
+        raise CheckpointError(
+            f"{path} would be read as a model without positions, and it has {listed(lost, 3)}: its network is none "
+            "of those that are read here, or its options say something else of it"
+        )
+
+
 def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     """Says which tensors are beside the model `prefix`.
 
@@ -170,20 +217,21 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         own = next((i for i, part in enumerate(parts) if part not in _BEFORE), len(parts) - 1)
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
-        if network or any(re.fullmatch(pattern, rest) for pattern in _BESIDE):
+        if network or matching(BESIDE, [rest]):
             beside.append(name)
         else:
             unknown.append(name)
     if unknown:
         raise CheckpointError(
             f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
-            f"{_some(unknown)}"
+            f"{listed(unknown)}"
         )
     if beside:
-        logging.info("%s: skipped, beside the model %s: %s", path, prefix, _some(beside))
+        logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(beside))
 
 
-def _some(names: list[str], most: int = 12) -> str:
+def listed(names: list[str], most: int = 12) -> str:
+    """The first of some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -19,8 +19,13 @@ from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.sizes import Size
 from vit_jax.interchange import safetensors, state_dicts
 from vit_jax.interchange.checkpoint_file import CheckpointFile
-from vit_jax.interchange.conversions import rules, translation
-from vit_jax.interchange.conversions.contract import Conversion, DetectedModel
+from vit_jax.interchange.conversions import translation
+from vit_jax.interchange.conversions.contract import (
+    NOTHING,
+    Beside,
+    Conversion,
+    DetectedModel,
+)
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.formats import (
     LoadedCheckpoint,
@@ -74,7 +79,7 @@ def find_family(
     problems = []
     for prefix in prefixes:
         mine = {n.removeprefix(prefix): t for n, t in file.tensors.items() if n.startswith(prefix)}
-        for family in registry.FAMILIES:
+        for family in registry.families():
             conversion = conversions_of(family).get(format)
             if conversion is None:
                 continue
@@ -147,14 +152,13 @@ def read_named(
             "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
     config = configure(found.family.Config, options, request.overrides)
-    tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
+    conversion = found.conversion.of(config)
+    tensors, reshaped = conversion.prepared(found.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
-    table = found.conversion.rules(config, recognised.layout)
+    table = conversion.rules(config, recognised.layout)
     known = translation.specs(table, patterns.union(*like))
-    extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
-    left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
-    if left_out:
-        logging.info("%s: skipped, not part of the model: %s", path, ", ".join(left_out))
+    left_out = state_dicts.left_out(recognised.left_out, tensors, known, config, path)
+    state_dicts.refuse_lost_positions(recognised.left_out, file.tensors, found.prefix, config, path)
     if found.prefix and file.container != "npz":
         state_dicts.check_beside(file.tensors, found.prefix, path)
     wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]
@@ -178,7 +182,7 @@ def read_named(
         "constants": translation.constants(table, tensors, source=path),
     }
     layout |= recognised.layout
-    preprocessing = found.conversion.preprocessing(config)
+    preprocessing = conversion.preprocessing(config)
     known = {*stated, *request.overrides, *taken}
     assumed = dict.fromkeys((*recognised.open, *recognised.assumed))
     assumed = [n for n in assumed if n not in known and hasattr(config, n)]
@@ -227,6 +231,7 @@ def conversion_of(
             f"{path} is not written: the format {format} has no {registry.family_name(family)} models; "
             f"these have: {', '.join(others)}"
         )
+    conversion = conversion.of(config)
     refuse_other_conventions(config, conversion.conventions, format, path)
     if not as_it_was and (reason := conversion.refusal(config)):
         raise CheckpointError(f"{path} is not written: {reason}")
@@ -290,17 +295,19 @@ def write_safetensors(
     conversion: Conversion,
     path: epath.PathLike,
     metadata: Mapping[str, str],
-    beside: tuple[Sequence[rules.Rule], dict] = ((), {}),
+    beside: Beside = NOTHING,
 ) -> None:
     """Writes a model as a `.safetensors` file, a tensor at a time.
 
     Args:
-      beside: rules and parameters of what else the file gets.
+      beside: what else the file gets.
 
     Raises:
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
-    tensors = itertools.chain(arrays(checkpoint, conversion), translation.to_theirs(*beside))
+    tensors = itertools.chain(
+        arrays(checkpoint, conversion), translation.to_theirs(beside.rules, beside.params)
+    )
     layout, params = checkpoint.layout, patterns.union(checkpoint.params, checkpoint.variables)
     table = conversion.rules(checkpoint.model_config, layout)
     specs = translation.specs(
@@ -308,7 +315,7 @@ def write_safetensors(
     )
     renamed = layout.get("renamed", {})
     specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
-        *beside
+        beside.rules, beside.params
     )
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 

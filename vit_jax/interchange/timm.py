@@ -49,6 +49,12 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     )
     if found is None:
         vit_options.check_supported(architecture)
+        if {"weight", "bias"} == set(file.tensors):
+            raise CheckpointError(
+                f"{file.path} holds one layer, such as a classifier that was trained on features, and no network: save "
+                "both as one file. DINOv3's has the network's names after 'backbone.', the classifier's after "
+                "'linear_head.'"
+            )
         first = ", ".join(sorted(file.tensors)[:3]) or "nothing"
         raise CheckpointError(
             f"{file.path} holds no model with timm's names, nor with those of the authors of a family: it has "

@@ -23,6 +23,8 @@ from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 # Heads by name: a DeiT has one more for distillation, a Dynamic Vision Transformer those of each exit.
 EXIT = r"(exit_\d+/)?"
 HEADS = f"{EXIT}head(_distilled)?/.*"
+# And with what stands before it.
+READOUTS = f"{EXIT}(head|head_distilled|representation)/.*"
 # What comes before the first layer in most families; see `ClassifierConfig.inputs`.
 INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?root")
 
@@ -30,6 +32,12 @@ INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?roo
 def without_exits(patterns: Iterable[str]) -> list[str]:
     """Patterns for heads as an earlier version had them: it did not know those of exits."""
     return [pattern.replace(EXIT, "") for pattern in patterns]
+
+
+def besides_heads(patterns: Iterable[str]) -> list[str]:
+    """Those patterns that are not for heads, which select nothing of a model without a head."""
+    heads = without_exits([HEADS, READOUTS])
+    return [pattern for pattern in patterns if without_exits([pattern])[0] not in heads]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +106,22 @@ class ClassifierConfig:
     def two_heads(self) -> bool:
         """Whether the second of two heads is there to learn from a teacher; those are the model's exits."""
         return False
+
+    @property
+    def knows_places(self) -> bool:
+        """Whether the network tells a token's place: by positions, or by convolutions or layers across tokens."""
+        return True
+
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """The paper whose model it is, and its name there, such as ('DINOv3', 'ViT-S+/16'); '' where listed names say
+        it.
+        """
+        return "", ""
+
+    def may_be_called(self, name: str) -> bool:
+        """Whether the models that a listed name stands for may have the parts that this one has."""
+        return True
 
     @property
     def exit_flops(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,10 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.lazy_array import LazyArray
 from vit_jax.models import classifier
+
+if TYPE_CHECKING:
+    from vit_jax.base.lazy_array import LazyArray
 
 ADAPTERS = "adapters"  # their name among the parameters that are trained
 A, B = "lora_a", "lora_b"
@@ -151,8 +153,9 @@ def add_product(kernel: Any, a: Any, b: Any, slot: int | None, matmul: Callable)
     return kernel + product[..., None, :, :] * mask[:, None, None]
 
 
-def add_lazily(kernel: Any, a: Any, b: Any, slot: int | None) -> LazyArray:
+def add_lazily(kernel: Any, a: Any, b: Any, slot: int | None) -> "LazyArray":
     """As `add_product`, of arrays that are read when used."""
+    from vit_jax.base.lazy_array import LazyArray
 
     def read() -> np.ndarray:
         return add_product(*map(np.asarray, (kernel, a, b)), slot, np.matmul)

@@ -33,10 +33,16 @@ def nearest_name(config: classifier.ClassifierConfig, called: str = "") -> str:
 
 
 def full_name(config: classifier.ClassifierConfig, called: str = "") -> str:
-    """'ViT-B/16', or 'ViT-B/16 with depth 6 and heads 8' for a model that no name stands for; see `nearest_name`."""
+    """'ViT-B/16', or 'ViT-B/16 with depth 6 and heads 8' for a model that no name stands for; see `nearest_name`.
+    Beside it the paper that the names do not say: 'DINOv3 ViT-B/16'.
+    """
+    paper, own = config.known_as
+    if own:
+        return f"{paper} {own}"
     name = nearest_name(config, called)
     *others, last = [f"{o} {getattr(config, o)}" for o in differences(config, name)] or [""]
     listed = f"{', '.join(others)} and {last}" if others else last
+    name = f"{paper} {name}" if paper else name
     return f"{name} with {listed}" if listed else name
 
 
@@ -54,8 +60,8 @@ def differences(config: classifier.ClassifierConfig, name: str) -> dict[str, Any
 
 
 def _candidates(family: registry.Family, config: classifier.ClassifierConfig) -> Iterator[str]:
-    """The listed names, and the same with the model's patch."""
-    for name in family.VARIANTS:
+    """The listed names that may be the model's, and the same with the model's patch."""
+    for name in filter(config.may_be_called, family.VARIANTS):
         yield name
         other = re.sub(r"/\d+$", f"/{getattr(config, 'patch', '')}", name)
         if other == name:

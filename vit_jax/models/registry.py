@@ -1,11 +1,14 @@
 """Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and
-`options_from_name`, added to `FAMILIES`, or registered by a recipe with `register`. If others have it
-too, its translations are in `conversions/table.py`.
+`options_from_name`, added to the table below, or registered by a recipe with `register`. If others have it
+too, its translations are in `conversions/table.py`. A family is imported when a name of it is asked for.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
+import re
+from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
 
@@ -14,34 +17,34 @@ from flax import nnx
 
 from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.sections import NamedSection
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
-from vit_jax.models import published
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.zoo import (
-    axial_resnet,
-    axial_vit,
-    crossvit,
-    deepvit,
-    dynamic_vit,
-    efficientnet,
-    feed_forward,
-    hybrid,
-    localvit,
-    mixer,
-    resnet,
-    t2t,
-    vit_zoo,
-)
 
 # A module, or a class, with what is listed above.
 Family = ModuleType | type
 
-FAMILIES: list[Family] = [
-    vit_zoo, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward, efficientnet,
-    axial_vit, axial_resnet,
-]  # fmt: skip
+# Of each family in this package its module, and how the names of its models begin: a regular expression.
+_ZOO = {
+    "vit": ("vit_jax.models.zoo.vit_zoo", "(ViT|DeiT)-"),
+    "hybrid": ("vit_jax.models.zoo.hybrid", r"R\d*\+"),
+    "mixer": ("vit_jax.models.zoo.mixer", "Mixer-"),
+    "resnet": ("vit_jax.models.zoo.resnet", "(BiT|ResNet)-"),
+    "deepvit": ("vit_jax.models.zoo.deepvit", "DeepViT-"),
+    "localvit": ("vit_jax.models.zoo.localvit", "LocalViT-"),
+    "crossvit": ("vit_jax.models.zoo.crossvit", "CrossViT-"),
+    "t2t": ("vit_jax.models.zoo.t2t", "T2T-ViT"),
+    "dynamic_vit": ("vit_jax.models.zoo.dynamic_vit", "DVT-"),
+    "feed_forward": ("vit_jax.models.zoo.feed_forward", "FF-"),
+    "efficientnet": ("vit_jax.models.zoo.efficientnet", "EfficientNet-"),
+    "axial_vit": ("vit_jax.models.zoo.axial_vit", "Axial-ViT-"),
+    "axial_resnet": ("vit_jax.models.zoo.axial_resnet", "AxialResNet-"),
+}
+FAMILIES: LazyTable[Family] = LazyTable({name: place for name, (place, _) in _ZOO.items()})
+GUESTS: list[Family] = []  # from outside the package; asked after those
 
 
 @dataclasses.dataclass
@@ -51,20 +54,40 @@ class Name:
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
 
 
+class Section(NamedSection):
+    """`config.model`: the options of the family that it names, of no family those that all have."""
+
+    TITLE, NAME = "Model", Name
+
+    @classmethod
+    def class_named(cls, name: str) -> type:
+        family = find_family(name)
+        return family.Config if family else ClassifierConfig
+
+    @classmethod
+    def classes(cls) -> tuple[type, ...]:
+        return tuple(config_classes())
+
+
 def register(family: Family) -> None:
-    """Adds a family from outside the package; before the recipe calls `default_config()`."""
-    if family not in FAMILIES:
-        FAMILIES.append(family)
+    """Adds a family from outside the package; before the recipe names a model of it."""
+    if family not in GUESTS:
+        GUESTS.append(family)
+
+
+def families() -> Iterator[Family]:
+    """Every family, imported one by one."""
+    return itertools.chain(FAMILIES.values(), GUESTS)
 
 
 def config_classes() -> list[type]:
     """The option dataclass of every family."""
-    return [family.Config for family in FAMILIES]
+    return [family.Config for family in families()]
 
 
 def variants() -> list[str]:
     """Every listed model name."""
-    return [name for family in FAMILIES for name in family.VARIANTS]
+    return [name for family in families() for name in family.VARIANTS]
 
 
 def fitted_options() -> list[str]:
@@ -107,7 +130,7 @@ def family_named(name: str) -> Family:
     Raises:
       ConfigError: there is none.
     """
-    family = _find(name)
+    family = find_family(name)
     if family is None:
         hint = _published_hint(name) or nearest(name, variants())
         raise ConfigError(
@@ -118,6 +141,8 @@ def family_named(name: str) -> Family:
 
 def _published_hint(name: str) -> str:
     """What to do with a name of timm's; '' for any other."""
+    from vit_jax.models import published
+
     architecture, tag = published.named_in([name])
     if not architecture:
         return ""
@@ -131,16 +156,19 @@ def _published_hint(name: str) -> str:
 
 def is_known(name: str) -> bool:
     """Whether a family has a model of this name, with sizes that are listed or not."""
-    return _find(name) is not None
+    return find_family(name) is not None
 
 
-def _find(name: str) -> Family | None:
-    return next((f for f in FAMILIES if f.options_from_name(name) is not None), None)
+def find_family(name: str) -> Family | None:
+    """The family of a model's name, the only one that is imported; `None` if there is none."""
+    likely = (FAMILIES[family] for family, (_, begin) in _ZOO.items() if re.match(begin, name))
+    families = itertools.chain(likely, GUESTS)
+    return next((family for family in families if family.options_from_name(name) is not None), None)
 
 
 def family_of(config: ClassifierConfig) -> Family:
     """The family that a config belongs to."""
-    for family in FAMILIES:
+    for family in (*FAMILIES.imported(), *GUESTS):
         # Not isinstance: one family's config may extend another's.
         if type(config) is family.Config:
             return family

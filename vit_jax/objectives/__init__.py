@@ -1,5 +1,5 @@
 """What is learned. A new objective is one module with a class like `Supervised`, added to
-`OBJECTIVES`, or registered by a recipe with `register`.
+`OBJECTIVES`, or registered by a recipe with `register`. It is imported when a config names it.
 """
 
 import dataclasses
@@ -10,23 +10,21 @@ from ml_collections import ConfigDict
 
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.sections import NamedSection
 from vit_jax.objectives.contract import Objective, ObjectiveContext
-from vit_jax.objectives.dino.dino import Dino
-from vit_jax.objectives.distill import Distill
-from vit_jax.objectives.mae import Mae
-from vit_jax.objectives.masked_patches import MaskedPatches
-from vit_jax.objectives.segmentation.segmentation import Segmentation
-from vit_jax.objectives.supervised import Supervised
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "supervised": Supervised,
-    "mae": Mae,
-    "masked_patches": MaskedPatches,
-    "dino": Dino,
-    "distill": Distill,
-    "segmentation": Segmentation,
-}
+OBJECTIVES: LazyTable[type[Objective]] = LazyTable(
+    {
+        "supervised": "vit_jax.objectives.supervised:Supervised",
+        "mae": "vit_jax.objectives.mae:Mae",
+        "masked_patches": "vit_jax.objectives.masked_patches:MaskedPatches",
+        "dino": "vit_jax.objectives.dino.dino:Dino",
+        "distill": "vit_jax.objectives.distill:Distill",
+        "segmentation": "vit_jax.objectives.segmentation.segmentation:Segmentation",
+    }
+)
 # What turns logits into probabilities, by the names that `probabilities` gives.
 ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
@@ -38,8 +36,22 @@ class Name:
     name: str = option("supervised", "objective")
 
 
+class Section(NamedSection):
+    """`config.objective`: the options of the objective that it names."""
+
+    TITLE, NAME = "Objective", Name
+
+    @classmethod
+    def class_named(cls, name: str) -> type | None:
+        return OBJECTIVES[name].Options if name in OBJECTIVES else None
+
+    @classmethod
+    def classes(cls) -> tuple[type, ...]:
+        return tuple(option_classes())
+
+
 def register(name: str, objective: type[Objective]) -> None:
-    """Adds an objective from outside the package; before the recipe calls `default_config()`."""
+    """Adds an objective from outside the package; before the recipe names it."""
     OBJECTIVES[name] = objective
 
 

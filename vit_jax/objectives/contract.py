@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base import patterns
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.registry import Weights
 
 Batch = dict[str, jax.Array]
 
@@ -122,7 +124,7 @@ class Learner:
 
     Attributes:
       model: the model.
-      own: what `Objective.own` made, or `None`.
+      own: what `Objective.own_modules` made, or `None`.
       teacher: a `Teacher`, or for a moving average a `Learner`, or `None`.
       step: int32, updates made before this one.
       anchor: the model with the weights of an `Anchor`, or `None`.
@@ -133,6 +135,21 @@ class Learner:
     teacher: Any
     step: jax.Array
     anchor: nnx.Module | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedObjective:
+    """What a checkpoint of any format holds of the objective that its model was trained with.
+
+    Attributes:
+      kind: the objective's class.
+      options: those of its options that the checkpoint states.
+      read: gives its own parameters, and what is not trained; arrays are read when they are used.
+    """
+
+    kind: type["Objective"]
+    options: Mapping[str, Any]
+    read: Callable[[], Weights]
 
 
 class Objective:
@@ -165,9 +182,55 @@ class Objective:
         """Raises `ConfigError` for what does not fit together."""
         self.options, self.context = options, context
 
-    def own(self, rngs: nnx.Rngs) -> nnx.Module | None:
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "own" in vars(cls):
+            raise TypeError(
+                f"the objective {cls.__name__} defines own(rngs), which is called own_modules(rngs) now: rename it"
+            )
+
+    def own_modules(self, rngs: nnx.Rngs) -> nnx.Module | None:
         """Its own parameters, and state that no gradient reaches (any other `nnx.Variable`)."""
         return None
+
+    def own_from(
+        self, saved: SavedObjective, like: Weights
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """What of it continues with the arrays of a checkpoint: by default those of the same objective, name and
+        shape. Arrays of one layer, such as kernel and bias, do so together.
+
+        Args:
+          saved: what the checkpoint holds.
+          like: what `own_modules` made, or shapes; parameters, and what is not trained.
+
+        Returns:
+          The checkpoint's arrays by their names in `like`, in its shapes; and by the names of all others, which are
+          re-initialised, why.
+        """
+        new = patterns.named(patterns.union(*like))
+        if not isinstance(self, saved.kind):
+            return {}, dict.fromkeys(new, f"the checkpoint's objective is {saved.kind.__name__}")
+        old, reset = patterns.named(patterns.union(*saved.read())), {}
+        for name, leaf in new.items():
+            if name not in old:
+                reset[name] = "not in the checkpoint"
+            elif tuple(old[name].shape) != tuple(leaf.shape):
+                reset[name] = (
+                    f"{tuple(old[name].shape)} in the checkpoint, {tuple(leaf.shape)} here"
+                )
+        for name in new:
+            layer = name.rpartition("/")[0]
+            partner = next((n for n in reset if layer and n.rpartition("/")[0] == layer), None)
+            if partner and name not in reset:
+                reset[name] = f"with {partner}"
+        return {name: old[name] for name in new if name not in reset}, reset
+
+    @classmethod
+    def conversions(cls) -> Mapping[str, Any]:
+        """How formats of others keep what it owns, beside the model: an `ObjectiveConversion` of
+        `interchange.conversions.contract` for each. Those of the package's own objectives are listed there.
+        """
+        return {}
 
     def teacher(self) -> FromCheckpoint | MovingAverage | None:
         """Where its teacher comes from."""

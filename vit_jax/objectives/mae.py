@@ -15,9 +15,16 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models.embeddings import cut_patches, sincos_2d
+from vit_jax.models.registry import Weights
 from vit_jax.models.vit import Encoder
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
+from vit_jax.objectives.contract import (
+    Batch,
+    Learner,
+    Objective,
+    ObjectiveContext,
+    SavedObjective,
+)
 from vit_jax.objectives.masked_patches import check_shares
 
 _EPSILON = 1e-6  # of the normalised targets
@@ -97,8 +104,21 @@ class Mae(Objective):
         """The decoder's blocks as a ViT's config."""
         return decoder_of(self.context.model, self.options)
 
-    def own(self, rngs: nnx.Rngs) -> Own:
+    def own_modules(self, rngs: nnx.Rngs) -> Own:
         return Own(self.context.model, self.decoder, rngs)
+
+    def own_from(
+        self, saved: SavedObjective, like: Weights
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """All arrays of the checkpoint's decoder, or none of one of another size; see `Objective`."""
+        taken, reset = super().own_from(saved, like)
+        if reset:
+            why = next(iter(reset.items()))
+            reset = (
+                dict.fromkeys(taken, f"the decoder has another size: {why[0]} is {why[1]}") | reset
+            )
+            return {}, reset
+        return taken, reset
 
     def flops(self) -> int:
         model, decoder = self.context.model, self.decoder

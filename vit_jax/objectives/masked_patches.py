@@ -89,7 +89,7 @@ class MaskedPatches(Objective):
         per_patch = {"mean_color": _COLORS, "downsized": _PARTS**2 * _COLORS}
         return per_patch.get(self.options.target, height * width * self.context.model.channels)
 
-    def own(self, rngs: nnx.Rngs) -> Own:
+    def own_modules(self, rngs: nnx.Rngs) -> Own:
         model = self.context.model
         return Own(model.width, self.outputs, dtype=jnp.dtype(model.dtype), rngs=rngs)
 

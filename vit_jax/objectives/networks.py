@@ -7,18 +7,48 @@ own under `objective`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import jax
 from flax import nnx
 
+from vit_jax import objectives
+from vit_jax.base import durations, schema
+from vit_jax.base.errors import ConfigError
 from vit_jax.compute import choices
+from vit_jax.data import views
+from vit_jax.data.labels.masks import ClassTable
+from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Learner, MovingAverage, Objective, Teacher
+from vit_jax.objectives.contract import (
+    Learner,
+    MovingAverage,
+    Objective,
+    ObjectiveContext,
+    Teacher,
+)
 
 OWN = "objective"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+    """What the networks of a run follow from, besides its config.
+
+    Attributes:
+      num_classes: of the data; 0 where it has no labels.
+      examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be in epochs.
+      multi_label: whether an example may have several labels.
+      masks: whether labels are masks, or what their values mean; `None`: as the objective needs them.
+    """
+
+    num_classes: int
+    examples_per_epoch: int | None
+    multi_label: bool = False
+    masks: ClassTable | bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +84,43 @@ class Networks:
     teacher: FixedTeacher | None = None
     adapters: Adapters | None = None
 
+    @classmethod
+    def from_config(
+        cls, config: Any, data: DataFacts, model_config: classifier.ClassifierConfig | None = None
+    ) -> "Networks":
+        """The networks of a run, without a fixed teacher, which only its checkpoint describes.
+
+        Args:
+          config: the run's, `vit_jax.config.Config`.
+          data: facts about the data.
+          model_config: the family's config where it is known already, such as that of a checkpoint.
+
+        Raises:
+          ConfigError: the config describes no model, or the objective does not go with it.
+        """
+        if model_config is None:
+            model_config = model_config_of(config, data.num_classes)
+        to_steps = durations_of(config, data.examples_per_epoch)
+        total_steps = to_steps(config.duration)
+        seen, *others = views.variants(config)
+        context = functools.partial(
+            ObjectiveContext,
+            mean=config.data.mean,
+            std=config.data.std,
+            total_steps=total_steps,
+            to_steps=functools.partial(to_steps, total_steps=total_steps),
+            views={view.name: view.shape for view in seen},
+            other_views=tuple({view.name: view.shape for view in views} for views in others),
+            batch_size=config.batch_size // config.accumulate,
+            num_classes=data.num_classes,
+            segments=data.masks if isinstance(data.masks, PanopticTable) else None,
+        )
+        return cls(
+            model_config,
+            lambda model_config: objectives.make(config.objective, context(model_config)),
+            adapters=adapters_of(config),
+        )
+
     def for_devices(self) -> "Networks":
         """The same, computing in the types that suit the devices being traced for."""
         teacher = self.teacher
@@ -84,11 +151,16 @@ class Networks:
         if self.adapters:
             new = self.adapters.init(params, jax.random.fold_in(key, 2))
             params = self.adapters.split(params)[1] | {ADAPTERS: new}
-        own = self.objective.own(nnx.Rngs(jax.random.fold_in(key, 1)))
+        own = self.objective.own_modules(nnx.Rngs(jax.random.fold_in(key, 1)))
         if own is not None:
             weights = registry.split(own)[1]
             params, variables = params | {OWN: weights.params}, variables | {OWN: weights.variables}
         return params, {owner: tree for owner, tree in variables.items() if tree}
+
+    def abstract_own(self) -> Weights:
+        """Shapes and dtypes of what the objective owns; empty if it owns nothing."""
+        own = nnx.eval_shape(lambda: self.objective.own_modules(nnx.Rngs(0)))
+        return Weights({}, {}) if own is None else registry.split(own)[1]
 
     def base(self) -> dict | None:
         """Shapes and dtypes of the frozen parameters below adapters; `None` where there are no adapters."""
@@ -102,7 +174,7 @@ class Networks:
         *,
         step: jax.Array,
         average: tuple[dict, dict] | None = None,
-        fixed: Weights | None = None,
+        frozen_teacher: Weights | None = None,
         anchor: dict | None = None,
     ) -> Learner:
         """The networks with their arrays.
@@ -111,7 +183,7 @@ class Networks:
           params, variables: see `init`; with the whole model.
           step: updates made so far.
           average: the same two of a teacher that follows the student.
-          fixed: of the fixed teacher.
+          frozen_teacher: of the fixed teacher.
           anchor: parameters of the model's anchor.
         """
         definition = registry.abstract(self.model_config)[0]
@@ -119,13 +191,13 @@ class Networks:
         own = None
         if OWN in params:
             definition, _ = registry.split(
-                nnx.eval_shape(lambda: self.objective.own(nnx.Rngs(0)))  # of what init made
+                nnx.eval_shape(lambda: self.objective.own_modules(nnx.Rngs(0)))  # of what init made
             )
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None
-        if fixed is not None:
+        if frozen_teacher is not None:
             definition = registry.abstract(self.teacher.config)[0]
-            teacher = Teacher(nnx.merge(definition, *fixed), **self.teacher.describe)
+            teacher = Teacher(nnx.merge(definition, *frozen_teacher), **self.teacher.describe)
         elif average is not None:
             teacher = self.learner(*average, step=step)
         earlier = None
@@ -133,6 +205,61 @@ class Networks:
             definition = registry.abstract(self.model_config)[0]
             earlier = nnx.merge(definition, anchor, variables.get("model", {}))
         return Learner(model=model, own=own, teacher=teacher, step=step, anchor=earlier)
+
+
+def model_config_of(config: Any, num_classes: int) -> classifier.ClassifierConfig:
+    """The family's config for data with `num_classes` classes; without a head, where the objective
+    needs no labels.
+
+    Args:
+      config: the run's, `vit_jax.config.Config`.
+
+    Raises:
+      ConfigError: the config states another number, or describes no model.
+    """
+    options = schema.given_options(config.model)
+    if not objectives.find_objective(config.objective)[0].needs_labels:
+        num_classes = 0
+    given = options.get("num_classes", num_classes)
+    if given != num_classes:
+        why = (
+            f"the data has {num_classes} classes"
+            if num_classes
+            else f"the objective {config.objective.name!r} uses no classification head"
+        )
+        raise ConfigError(
+            f"config.model.num_classes is {given}, but {why}; set it to {num_classes}"
+        )
+    name = options.pop("name")
+    return registry.model_config(
+        name,
+        image_size=config.data.image_size,
+        channels=config.data.channels,
+        **options | {"num_classes": num_classes},
+    )
+
+
+def durations_of(config: Any, examples_per_epoch: int | None) -> Callable[..., int]:
+    """A duration of a run's config in steps; of one in percent also `total_steps` must be given."""
+    return functools.partial(
+        durations.steps, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch
+    )
+
+
+def adapters_of(config: Any) -> Adapters | None:
+    """What a run trains of its model; `None`: all of it."""
+    rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
+    return Adapters(rank, targets, also) if rank else None
+
+
+def evaluated_weights(kept: Collection[str]) -> str:
+    """Which of the weights that a run keeps are evaluated, read from its checkpoints and exported: the average, if
+    there is one, or else the teacher that follows the student.
+
+    Args:
+      kept: some of 'params', 'ema' (their average) and 'teacher'.
+    """
+    return next(name for name in ("ema", "teacher", "params") if name in kept)
 
 
 def variables_of(learner: Learner) -> dict:

@@ -16,12 +16,10 @@ import optax
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest
 from vit_jax.models.classifier import INPUTS
-from vit_jax.optim import multipliers, preconditioners, schedule_free, sharpness, trust
+from vit_jax.optim import multipliers
 from vit_jax.optim.optimizers import OPTIMIZERS, SCALED_BY_TRUST
 from vit_jax.optim.options import Optim, keeps_average
-from vit_jax.optim.preconditioners import PRECONDITIONERS
 from vit_jax.optim.schedules import Schedule, late_schedule, schedule
 
 __all__ = [
@@ -69,12 +67,14 @@ def make(
     Raises:
       ConfigError: some field of `config` is wrong, or a pattern matches no parameter.
     """
-    known = [*OPTIMIZERS, *PRECONDITIONERS]
-    if config.name not in known:
-        raise ConfigError(
-            f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, known)}"
-        )
-    sharpness.check(config)
+    if config.name not in OPTIMIZERS:
+        from vit_jax.optim import preconditioners
+
+        preconditioners.check_name(config.name)
+    if any(config.sam_rho) or config.sam_alpha:
+        from vit_jax.optim import sharpness
+
+        sharpness.check(config)
     relative = schedule(config, total_steps=total_steps, to_steps=to_steps)
     shapes = {name: p.shape for name, p in patterns.named(params).items()}
     frozen, frozen_layers = patterns.select(config.freeze, shapes, "config.optim.freeze")
@@ -87,16 +87,18 @@ def make(
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
     rates, decays = _rates_and_decays(config, shapes, layers, inputs)
-    if config.name in PRECONDITIONERS:
-        direction = preconditioners.make(config, params, inputs)
-    else:
+    if config.name in OPTIMIZERS:
         direction = OPTIMIZERS[config.name](config)
+    else:
+        direction = preconditioners.make(config, params, inputs)
     decay_over_time = _decay_over_time(config, total_steps)
     if config.weight_decay_by == "gradient":
         direction = optax.chain(_penalty(decays), direction)
         decays = dict.fromkeys(decays, 0.0)
     if config.name in SCALED_BY_TRUST:
         _check_inside(config)
+        from vit_jax.optim import trust
+
         inside = multipliers.weight_decays(config, shapes)
         direction = optax.chain(direction, trust.scale_by_trust_ratio(inside))
         decays = dict.fromkeys(decays, 0.0)
@@ -109,6 +111,8 @@ def make(
     hold = [_hold(frozen_layers)] if frozen_layers else []
     trained = optax.chain(*hold, trained, *hold) if hold else trained
     if config.name == "schedule_free":
+        from vit_jax.optim import schedule_free
+
         schedule_free.check(config, to_steps(config.cooldown))
         trained = schedule_free.averaged(trained, relative, config)
         trained = optax.chain(trained, *hold) if hold else trained
@@ -130,6 +134,8 @@ def update_average(config: Optim, ema: Any, params: Any, opt_state: Any, count: 
       count: updates made before it.
     """
     if config.name == "schedule_free":
+        from vit_jax.optim import schedule_free
+
         return schedule_free.mean(config, params, opt_state)
     return ema_update(ema, params, config.ema, count)
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.optim.adafactor import scale_by_adafactor
 from vit_jax.optim.options import Optim
 
 
@@ -53,6 +52,8 @@ def adafactor(config: Optim) -> optax.GradientTransformation:
     """Factored second moment, its decay capped by b2; then m = b1 m + (1 - b1) u, not debiased
     (Scaling ViT §3.4).
     """
+    from vit_jax.optim.adafactor import scale_by_adafactor
+
     if not config.b1:
         return scale_by_adafactor(config.b2)
     momentum = keep(optax.ema(config.b1, debias=False), "ema", config.moment_dtype)

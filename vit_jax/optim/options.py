@@ -209,3 +209,8 @@ class Optim:
         minimum=0,
         below=1,
     )
+
+
+def takes_two_gradients(config: Optim) -> bool:
+    """Whether training is sharpness-aware, with two gradients a step, see `sharpness`."""
+    return max(config.sam_rho) > 0

@@ -12,14 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.optim.options import Optim
+from vit_jax.optim.options import Optim, takes_two_gradients
 
 _TINY = 1e-12  # instead of a norm of 0
-
-
-def is_used(config: Optim) -> bool:
-    """Whether a step takes two gradients."""
-    return max(config.sam_rho) > 0
 
 
 def check(config: Optim) -> None:
@@ -30,7 +25,7 @@ def check(config: Optim) -> None:
             f"config.optim.sam_rho = {config.sam_rho!r}: first the radius at lr_end, then that at lr, which is not "
             "the smaller one"
         )
-    if config.sam_alpha and not is_used(config):
+    if config.sam_alpha and not takes_two_gradients(config):
         raise ConfigError(
             f"config.optim.sam_alpha = {config.sam_alpha} has no use without config.optim.sam_rho, "
             "e.g. (0.1, 0.6)"

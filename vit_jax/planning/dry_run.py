@@ -91,8 +91,6 @@ def dry_run(
     preflight.check_run(
         assembly, source, suite, workdir, teachers=teachers, elsewhere=elsewhere is not None
     )
-    if config.init_from:
-        starting.check_fits(assembly)
     # What a teacher labels belongs to the examples of a run, and is not known here.
     if source is not None and workdir is not None and not config.pseudo.teacher:
         _check_same_run(assembly, source, workdir)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,55 +16,61 @@ from etils import epath
 
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.models.layer_features import LayerFeatures
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
-from vit_jax.prediction.images import find_images
-from vit_jax.prediction.overrides import load_for_images
+from vit_jax.prediction.images import Named
 
 _EVERY = 10.0  # seconds between two lines on how far it is
 _BLOCK = 1 << 20  # bytes copied at a time
 
 
+def file_to_write(out: str, flag: str = "--out") -> epath.Path:
+    """The file for features; call it before the model is loaded.
+
+    Args:
+      out: FILE.npz or FILE.parquet.
+      flag: that names the file, for messages.
+
+    Raises:
+      ConfigError: it cannot be written, or has another ending.
+    """
+    target = outputs.file_to_write(out, flag)
+    if target.suffix not in _WRITERS:
+        raise ConfigError(f"{flag}={out}: name it .npz or .parquet")
+    return target
+
+
 def write_features(
-    path: epath.PathLike,
-    sources: Sequence[str],
-    out: str,
+    run: TrainedModel,
+    files: Iterable[Named],
+    target: epath.Path,
     *,
     batch_size: int,
     wanted: Wanted | None = None,
-    flag: str = "--out",
-    settings: Sequence[tuple[str, str]] = (),
-    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the features of images and their names, in the order in which they are found.
 
     The memory it takes does not grow with the number of images. The file appears when it is whole.
 
     Args:
-      path: of a run, or of a checkpoint of any format.
-      sources: of images, see `images.find_images`.
-      out: FILE.npz, with `files` (n,), `features` (n, D) float32 and of each layer `LAYER.class_token` (n, D), where
-        there is one, and `LAYER.map` (n, h, w, D) or `LAYER.patches` (n, N, D), or `LAYER.tokens` without a grid; or
-        FILE.parquet, with a column for each, and a row for each image.
+      run: from `loading.load_run`.
+      files: images, see `images.find_images`.
+      target: from `file_to_write`. FILE.npz has `files` (n,), `features` (n, D) float32 and of each layer
+        `LAYER.class_token` (n, D), where there is one, and `LAYER.map` (n, h, w, D) or `LAYER.patches` (n, N, D), or
+        `LAYER.tokens` without a grid; FILE.parquet has a column for each, and a row for each image.
       wanted: which features; by default the input of the head alone.
-      flag: that names the file, for messages.
-      settings: of the run's config, see `overrides.of_images`.
-      model_options: see `loading.load_run`.
 
     Returns:
       The numbers of `images` written, of those that are `unreadable`, and the `width` of the features; with layers
       also the shapes of their `arrays` in the file.
 
     Raises:
-      ConfigError: the file cannot be written, there are no images, or no such features; raised before any image is
-        read.
+      ConfigError: there are no such features; raised before any image is read.
+      UserError: no image can be read.
     """
     wanted = wanted or Wanted()
-    target = outputs.file_to_write(out, flag)
-    if target.suffix not in _WRITERS:
-        raise ConfigError(f"{flag}={out}: name it .npz or .parquet")
-    files = find_images(sources)
-    run = at_size(load_for_images(path, settings, "predict", model_options), wanted)
+    run = at_size(run, wanted)
     batches = compute_features(run, files, batch_size, compile_features(run, wanted))
     good, bad, began = 0, 0, time.monotonic()
     logged_at = began

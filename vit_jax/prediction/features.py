@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import windows
@@ -44,7 +44,7 @@ class Wanted:
 _POOLED = Wanted()
 
 
-def at_size(run: reading.Run, wanted: Wanted) -> reading.Run:
+def at_size(run: TrainedModel, wanted: Wanted) -> TrainedModel:
     """The run at the size of images that is asked for; with windows the model stays as it is.
 
     Raises:
@@ -55,7 +55,7 @@ def at_size(run: reading.Run, wanted: Wanted) -> reading.Run:
     return loading.resized(run, wanted.image_size)
 
 
-def compile_features(run: reading.Run, wanted: Wanted = _POOLED) -> Compiled:
+def compile_features(run: TrainedModel, wanted: Wanted = _POOLED) -> Compiled:
     """A function of weights and images that gives features (B, D) float32 and those of layers, see
     `forward.make_features`.
 
@@ -85,7 +85,7 @@ def compile_features(run: reading.Run, wanted: Wanted = _POOLED) -> Compiled:
 
 
 def compute_features(
-    run: reading.Run, files: Iterable[Named], batch_size: int, compiled: Compiled
+    run: TrainedModel, files: Iterable[Named], batch_size: int, compiled: Compiled
 ) -> Iterator[tuple[list[str], tuple[np.ndarray, tuple[LayerFeatures, ...]], list[BadImage]]]:
     """Batch by batch the names of the images that can be read, their features (n, D) float32 and those of layers, and
     what is wrong with the others. The devices compute a batch while the caller has the previous one.

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from PIL import Image
 
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.decoding.decode import decode
 from vit_jax.data.labels import segments
 from vit_jax.data.record import BadImage
@@ -29,8 +29,7 @@ from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.segmentation import check_windows, grain, options_of, segments_of
 from vit_jax.models import registry
 from vit_jax.pictures import masks
-from vit_jax.prediction.images import Named, find_images
-from vit_jax.prediction.overrides import load_for_images
+from vit_jax.prediction.images import Named
 
 TABLE, PANOPTIC = "maps.json", "panoptic.json"
 
@@ -88,7 +87,7 @@ class Segmenter:
       things: of each class, whether single ones are found; () for a model that finds none.
     """
 
-    def __init__(self, run: reading.Run, windows: str | None = None):
+    def __init__(self, run: TrainedModel, windows: str | None = None):
         """
         Args:
           run: from `loading.load_run`.
@@ -176,32 +175,27 @@ def segment(
 
 
 def write_maps(
-    path: epath.PathLike,
-    sources: Sequence[str],
+    run: TrainedModel,
+    files: Iterable[Named],
     out: epath.PathLike,
     *,
     batch_size: int,
     windows: str | None = None,
-    settings: Sequence[tuple[str, str]] = (),
-    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes for each image its mask, OUT/NAME.png, whose values are class numbers, and OUT/NAME_overlay.png, and
     for all of them OUT/maps.json: files, and the share of pixels of each class. Of a model that finds single things
     also OUT/NAME_panoptic.png and for all of them OUT/panoptic.json, in COCO's form.
 
     Args:
-      path: of a run that segments.
-      sources: of images, see `images.find_images`.
+      run: one that segments, from `loading.load_run`.
+      files: images, see `images.find_images`.
       out: a folder, made if it is not there.
       batch_size: see `segment`.
       windows: see `Segmenter`.
-      settings, model_options: see `overrides.load_for_images`.
 
     Returns:
       How many `images` were segmented and how many are `unreadable`, and the `classes`.
     """
-    files = find_images(sources)
-    run = load_for_images(path, settings, "predict", model_options)
     segmenter = Segmenter(run, windows)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()

@@ -12,11 +12,12 @@ from ml_collections import ConfigDict
 from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import change
-from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints import descriptions
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import sources
 from vit_jax.evaluation import leakage
-from vit_jax.interchange import formats, loading, orbax
+from vit_jax.interchange import loading
 
 _SECTIONS = ("data", "eval")
 _OF_TRAINING = {
@@ -33,7 +34,7 @@ def load_to_evaluate(
     model_options: Mapping[str, Any] | None = None,
     *,
     needs_data: bool = True,
-) -> tuple[reading.Run, Config]:
+) -> tuple[TrainedModel, Config]:
     """A trained model and the config to evaluate it with.
 
     Args:
@@ -62,21 +63,22 @@ def config_to_evaluate(
     see `load_to_evaluate`.
     """
     changes = list(changes)
-    description = loading.describe_checkpoint(path, model_options)
+    checkpoint = loading.read_model(path, model_options)
+    description = loading.describe_checkpoint(checkpoint)
     model_config = descriptions.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
-    is_run = formats.detect(path) == orbax.NAME and description["training_examples"] > 0
+    is_run = checkpoint.run is not None and description["training_examples"] > 0
     trained_on = config.to_dict() if is_run else {}
     if not is_run:
         config.data.name = ""
-    change(config, config_class(), changes)
+    change(config, Config, changes)
     if needs_data and not config.data.name:
         raise ConfigError(
             f"{path} is not a run of yours and names no data: set what to evaluate on, --config.data.name=imagenet2012 "
             "or --config.data.name=folder --config.data.path=FOLDER"
         )
     check_changes(changes, tuple(schema.with_role(type(model_config), "compute")))
-    typed = schema.typed(config_class(), config)
+    typed = schema.typed(config_class(config), config)
     if typed.data.image_size != model_config.image_size:
         raise ConfigError(
             f"config.data.image_size is {sizes.size_text(typed.data.image_size)}, but the model takes images of "
@@ -125,7 +127,7 @@ def load_for_images(
     settings: Iterable[tuple[str, str]],
     command: str,
     model_options: Mapping[str, Any] | None = None,
-) -> reading.Run:
+) -> TrainedModel:
     """A trained model for images that the user brings; its config says how they are prepared.
 
     Args:
@@ -152,9 +154,9 @@ def of_images(
     """
     settings, known = list(settings), [f"data.{name}" for name in _OF_IMAGES]
     changed = config.copy_and_resolve_references()
-    change(changed, config_class(), settings)
+    change(changed, Config, settings)
     for name, _ in settings:
         if name not in known:
             raise ConfigError(f"{command} cannot use config.{name}, only {', '.join(known)}")
-    data = schema.typed(config_class(), changed).data
+    data = schema.typed(config_class(changed), changed).data
     return {name: getattr(data, name) for name in _OF_IMAGES if f"data.{name}" in dict(settings)}

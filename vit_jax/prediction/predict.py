@@ -9,8 +9,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
@@ -28,8 +27,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Compiled, Named, check_all_read, find_images, read_ahead
-from vit_jax.prediction.overrides import load_for_images
+from vit_jax.prediction.images import Compiled, Named, check_all_read, read_ahead
 
 _PICTURED = 400  # images on one sheet
 
@@ -53,7 +51,7 @@ class Prediction:
 
 
 def predict(
-    run: reading.Run,
+    run: TrainedModel,
     files: Iterable[Named],
     *,
     topk: int,
@@ -65,7 +63,7 @@ def predict(
     place.
 
     Args:
-      run: from `reading.load_run`.
+      run: from `loading.load_run`.
       files: images, see `images.find_images`.
       topk: how many classes of each.
       batch_size: images at a time.
@@ -123,7 +121,7 @@ def padded(
     return batch, np.arange(rows) < len(good)
 
 
-def check_head(run: reading.Run) -> None:
+def check_head(run: TrainedModel) -> None:
     """Raises `ConfigError` for a model without a head."""
     if run.own is not None:
         raise ConfigError(
@@ -136,7 +134,7 @@ def check_head(run: reading.Run) -> None:
         )
 
 
-def make_best(run: reading.Run) -> Compiled:
+def make_best(run: TrainedModel) -> Compiled:
     """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
     each.
     """
@@ -154,7 +152,7 @@ def make_best(run: reading.Run) -> Compiled:
 
 
 def _make_early_classifier(
-    run: reading.Run, data: Data, topk: int, batch_size: int, thresholds: Sequence[float]
+    run: TrainedModel, data: Data, topk: int, batch_size: int, thresholds: Sequence[float]
 ) -> Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], Iterator[tuple[np.ndarray, np.ndarray]]]:
     """From batches of images (B, H, W, C), and which rows are images, to what `make_best` gives, batch by batch;
     images leave at exits.
@@ -176,37 +174,28 @@ def _make_early_classifier(
 
 
 def predict_files(
-    path: epath.PathLike,
-    sources: Sequence[str],
+    run: TrainedModel,
+    files: Iterable[Named],
     *,
     topk: int,
     batch_size: int,
     form: str,
-    picture: str | None = None,
-    settings: Sequence[tuple[str, str]] = (),
+    picture: epath.Path | None = None,
     thresholds: Sequence[float] = (),
-    model_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
 
     Args:
-      path: of a run, or of a checkpoint of any format.
-      sources: of images, see `images.find_images`.
-      picture: a PNG file to draw the first images and their classes into.
-      settings: of the run's config, see `overrides.of_images`.
+      run: from `loading.load_run`.
+      files: images, see `images.find_images`.
+      picture: a file to draw the first images and their classes into, from `outputs.file_to_write`.
       thresholds: for leaving early, see `predict`.
-      model_options: see `loading.load_run`.
 
     Raises:
-      ConfigError: a folder has no images, or the picture cannot be written; raised before any work.
-        Or it is not known how images are normalised, or the model has no head.
+      ConfigError: it is not known how images are normalised, or the model has no head.
       UserError: some image could not be read; raised after all others were predicted.
     """
-    if picture:
-        drawn = outputs.file_to_write(picture, "--picture")
-    files = find_images(sources)
-    run = load_for_images(path, settings, "predict", model_options)
     check_head(run)
     tiles, good, bad = [], 0, 0
 
@@ -227,7 +216,7 @@ def predict_files(
     if tiles:
         from vit_jax.prediction.picture import draw_sheet
 
-        with outputs.writing(drawn) as partial:
+        with outputs.writing(picture) as partial:
             draw_sheet(tiles, partial)
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
     check_all_read(good, bad)

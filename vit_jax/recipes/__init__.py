@@ -195,7 +195,8 @@ def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> Confi
 
 def vit_names() -> list[str]:
     """The listed ViTs as recipes take them: 'B/16' for 'ViT-B/16'."""
-    return [name.removeprefix("ViT-") for name in registry.variants() if name.startswith("ViT-")]
+    names = registry.FAMILIES["vit"].VARIANTS
+    return [name.removeprefix("ViT-") for name in names if name.startswith("ViT-")]
 
 
 def width(model: str) -> int:
@@ -207,7 +208,7 @@ def from_checkpoint() -> ConfigDict:
     """The default config for whatever model `init_from` holds, with a new head."""
     config = default_config()
     config.init_from = CHECKPOINT
-    config.init_reset = (f"{classifier.EXIT}(head|head_distilled|representation)/.*",)
+    config.init_reset = (classifier.READOUTS,)
     config.init_channels = "mean"
     config.data.mean = config.data.std = ()
     config.data.interpolation = ""

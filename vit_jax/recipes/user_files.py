@@ -112,7 +112,7 @@ def _checked(config: object, source: str, spec: str) -> ConfigDict:
             "starts from vit_jax.config.default_config()"
         )
     try:
-        schema.check_fields(config_class(), config)
+        schema.check_fields(config_class(config), config)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}; a config starts from default_config()") from None
     return config

@@ -9,6 +9,7 @@ from etils import epath
 from vit_jax.base import buckets
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
 
@@ -25,9 +26,9 @@ class Follower:
     def __init__(
         self,
         path: epath.PathLike,
-        served: reading.Run,
+        served: TrainedModel,
         network: Network | MapNetwork,
-        load: Callable[[epath.Path], reading.Run],
+        load: Callable[[epath.Path], TrainedModel],
     ):
         """Starts with what is served.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.record import TooLarge
 from vit_jax.evaluation import maps
 from vit_jax.prediction.maps import Segmented, Segmenter
@@ -34,7 +34,7 @@ class MapNetwork:
       finds_things: whether single things are found too.
     """
 
-    def __init__(self, run: reading.Run, largest: int):
+    def __init__(self, run: TrainedModel, largest: int):
         """Compiles a program for every power of two below `largest`, and for `largest`.
 
         Raises:
@@ -53,7 +53,7 @@ class MapNetwork:
         found = self._programs[len(windows)](*self._weights, np.stack(windows))
         return list(zip(*jax.device_get(found), strict=True))
 
-    def replace(self, run: reading.Run) -> None:
+    def replace(self, run: TrainedModel) -> None:
         """Takes the weights of another checkpoint of the same model; batches under way end with the earlier ones."""
         check_same_model(run, self._model_config, self.data, self.classes)
         self._weights = on_first_device(Segmenter(run).weights)

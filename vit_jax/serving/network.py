@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax import objectives
 from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import data_of, make_forward
@@ -33,7 +33,7 @@ class Network:
       has_attention: whether `look` can be asked: the model attends among all patches.
     """
 
-    def __init__(self, run: reading.Run, largest: int):
+    def __init__(self, run: TrainedModel, largest: int):
         """Compiles a program for every power of two below `largest`, and for `largest`.
 
         Raises:
@@ -65,7 +65,7 @@ class Network:
         rollout = np.asarray(self._look(self._weights, image[None]))
         return maps.overlay(picture_of(image), rollout.reshape(self._layout.grid))
 
-    def replace(self, run: reading.Run) -> None:
+    def replace(self, run: TrainedModel) -> None:
         """Takes the weights of another checkpoint; batches under way end with the earlier ones.
 
         Raises:
@@ -75,7 +75,7 @@ class Network:
         self._weights = on_first_device(registry.split(run.model)[1])
         self.step = run.step
 
-    def _compile_look(self, run: reading.Run) -> jax.stages.Compiled | None:
+    def _compile_look(self, run: TrainedModel) -> jax.stages.Compiled | None:
         """The program for `look`, or `None`."""
         config = observe.for_inspection(run.model_config)
         observed = observe.make_look(registry.abstract(config)[0], config, self.data)
@@ -90,7 +90,7 @@ class Network:
 
 
 def check_same_model(
-    run: reading.Run, model_config: ClassifierConfig, data: Data, classes: tuple[str, ...]
+    run: TrainedModel, model_config: ClassifierConfig, data: Data, classes: tuple[str, ...]
 ) -> None:
     """Raises `ConfigError` if programs that were compiled for a model would not compute the one of `run`."""
     if tuple(run.classes) != classes:

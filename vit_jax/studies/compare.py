@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from vit_jax.evaluation import is_share
 from vit_jax.studies.runs import Run
-from vit_jax.training.upkeep.curves import is_share
 
 # Where, how often and on what a run is computed and kept makes it no other run.
 _NO_DIFFERENCE = ("checkpoint.", "log.", "hosts.", "mesh.", "model.remat", "model.unroll")

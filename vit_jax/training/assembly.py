@@ -6,9 +6,10 @@ tests all start here.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
@@ -18,27 +19,33 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import objectives, optim
-from vit_jax.base import durations, schema
+from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
-from vit_jax.data.augmentation import augment, permute
+from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
-from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes
-from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
-from vit_jax.models.lora import Adapters
-from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
-from vit_jax.objectives.networks import FixedTeacher, Networks
-from vit_jax.optim import matrices, preconditioners, sharpness
+from vit_jax.objectives.contract import FromCheckpoint
+from vit_jax.objectives.networks import (
+    DataFacts,
+    FixedTeacher,
+    Networks,
+    durations_of,
+    evaluated_weights,
+    model_config_of,
+)
+from vit_jax.optim.options import is_of_matrices, takes_two_gradients
 from vit_jax.training import guards
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
-from vit_jax.training.upkeep import curves
 from vit_jax.training.zero import placement
+
+if TYPE_CHECKING:
+    from vit_jax.optim.matrices import Matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +75,20 @@ class Outline:
         """Operations of a training step: one forward pass of every image and two more for its gradient, all of it
         twice in sharpness-aware training; see `Objective.flops`.
         """
-        gradients = 2 if sharpness.is_used(self.config.optim) else 1
+        gradients = 2 if takes_two_gradients(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the run keeps an average of its weights."""
+        return optim.keeps_average(self.config.optim.name, self.config.optim.ema)
+
+    @property
+    def evaluated(self) -> str:
+        """Which weights are evaluated and saved as the model: 'params', 'ema' or 'teacher'."""
+        follows = self.networks.moving_average() is not None
+        kept = {"params": True, "ema": self.keeps_average, "teacher": follows}
+        return evaluated_weights([name for name, is_kept in kept.items() if is_kept])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +108,12 @@ class Assembly(Outline):
     init: Callable
     train_step: Callable
 
-    def matrices(self) -> matrices.Matrices | None:
+    def matrices(self) -> "Matrices | None":
         """The parameters that the optimizer treats as matrices; `None` if it is not one of matrices."""
-        if self.config.optim.name not in preconditioners.PRECONDITIONERS:
+        if not is_of_matrices(self.config.optim.name):
             return None
+        from vit_jax.optim import matrices
+
         params, _ = jax.eval_shape(self.networks.init, jax.random.key(0))
         return matrices.find(self.config.optim, params, self.model_config.inputs)
 
@@ -146,7 +167,12 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config is of the type {type(config).__name__}: pass that of a recipe, vit_jax.load_config('digits')"
         )
-    typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
+    from_name = config.model.name and config.data.mean and config.data.std
+    if config.init_from or not (from_name and config.data.interpolation):
+        from vit_jax.interchange import resolving
+
+        config = resolving.resolve_from_checkpoint(config, workdir)
+    typed = schema.typed(config_class(config), config)
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     if typed.data.examine and workdir:
         typed = dataclasses.replace(typed, data=_as_begun(typed.data, workdir))
@@ -154,7 +180,10 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     crops.check_crops(typed.data)
     sources.check_path(typed.data)
     sources.check_features(typed.data)
-    permute.check_patches(typed.data)
+    if typed.data.permute != "none":
+        from vit_jax.data.augmentation import permute
+
+        permute.check_patches(typed.data)
     views.variants(typed)
     objectives.find_objective(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
@@ -175,7 +204,11 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
         )
-    curve = curves.absolute_name(typed.reference.curve)
+    curve = typed.reference.curve
+    if curve:
+        from vit_jax.training.upkeep import curves
+
+        curve = curves.absolute_name(curve)
     return dataclasses.replace(
         typed,
         data=sources.with_absolute_paths(typed.data),
@@ -195,35 +228,6 @@ def _as_begun(data: Data, workdir: epath.PathLike) -> Data:
         1, workdir,
     )  # fmt: skip
     return dataclasses.replace(data, examine=False)
-
-
-def model_config_of(config: Config, num_classes: int) -> classifier.ClassifierConfig:
-    """The family's config for data with `num_classes` classes; without a head, where the objective
-    needs no labels.
-
-    Raises:
-      ConfigError: the config states another number, or describes no model.
-    """
-    options = schema.given_options(config.model)
-    if not objectives.find_objective(config.objective)[0].needs_labels:
-        num_classes = 0
-    given = options.get("num_classes", num_classes)
-    if given != num_classes:
-        why = (
-            f"the data has {num_classes} classes"
-            if num_classes
-            else f"the objective {config.objective.name!r} uses no classification head"
-        )
-        raise ConfigError(
-            f"config.model.num_classes is {given}, but {why}; set it to {num_classes}"
-        )
-    name = options.pop("name")
-    return registry.model_config(
-        name,
-        image_size=config.data.image_size,
-        channels=config.data.channels,
-        **options | {"num_classes": num_classes},
-    )
 
 
 def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
@@ -253,14 +257,14 @@ def outline(
     Raises:
       ConfigError: the config does not go with the data.
     """
-    several, *others = views.variants(config)
+    has_views = bool(views.variants(config)[0])
     objective, _ = objectives.find_objective(config.objective)
     masks = objective.needs_masks if masks is None else masks
     guards.check_masks(config, objective, masks)
     if objective.needs_labels:
         guards.check_labels(config, num_classes, multi_label)
-    if bool(several) != objective.needs_views:
-        needs = "needs several views of each image" if not several else "takes one view of an image"
+    if has_views != objective.needs_views:
+        needs = "takes one view of an image" if has_views else "needs several views of each image"
         raise ConfigError(
             f"the objective {config.objective.name!r} {needs}, and config.data.views = {config.data.views}"
         )
@@ -270,38 +274,19 @@ def outline(
             f"the objective {config.objective.name!r} cannot learn from mixed images: set "
             "config.augment.mixup and cutmix to 0"
         )
-    model_config = model_config_of(config, num_classes)
-    total_steps = durations.steps(
-        config.duration, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch
-    )
-
-    def to_steps(duration: str) -> int:
-        return durations.steps(
-            duration,
-            batch_size=config.batch_size,
-            examples_per_epoch=examples_per_epoch,
-            total_steps=total_steps,
-        )
-
-    def make_objective(model_config: classifier.ClassifierConfig) -> Objective:
-        data = config.data
-        context = ObjectiveContext(
-            model_config,
-            data.mean,
-            data.std,
-            total_steps,
-            to_steps,
-            views={view.name: view.shape for view in several},
-            other_views=tuple({view.name: view.shape for view in views} for views in others),
-            batch_size=config.batch_size // config.accumulate,
-            num_classes=num_classes,
-            segments=masks if isinstance(masks, PanopticTable) else None,
-        )
-        return objectives.make(config.objective, context)
-
-    networks = Networks(model_config, make_objective, adapters=adapters_of(config))
+    data = DataFacts(num_classes, examples_per_epoch, multi_label, masks)
+    networks = Networks.from_config(config, data)
+    to_steps = durations_of(config, examples_per_epoch)
+    total_steps = to_steps(config.duration)
     return Outline(
-        config, model_config, networks, num_classes, multi_label, masks, total_steps, to_steps
+        config,
+        networks.model_config,
+        networks,
+        num_classes,
+        multi_label,
+        masks,
+        total_steps,
+        functools.partial(to_steps, total_steps=total_steps),
     )
 
 
@@ -334,17 +319,9 @@ def assemble(config: Config, **data: Any) -> Assembly:
         definition=registry.abstract(model_config)[0],
         optimizer=optimizer,
         learning_rate=learning_rate,
-        init=states.initializer(
-            networks, optimizer, ema=optim.keeps_average(config.optim.name, config.optim.ema)
-        ),
+        init=states.initializer(networks, optimizer, ema=made.keeps_average),
         train_step=make_train_step(networks, optimizer, learning_rate, config),
     )
-
-
-def adapters_of(config: Config) -> Adapters | None:
-    """What a run trains of its model; `None`: all of it."""
-    rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
-    return Adapters(rank, targets, also) if rank else None
 
 
 def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
@@ -352,6 +329,8 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     source = networks.objective.teacher()
     if not isinstance(source, FromCheckpoint):
         return None
+    from vit_jax.interchange import formats
+
     try:
         checkpoint = formats.read_checkpoint(source.path)
     except CheckpointError as error:
@@ -378,6 +357,8 @@ def _check_anchor(networks: Networks, config: Config) -> None:
     anchor = networks.objective.anchor()
     if anchor is None or not anchor.path:
         return
+    from vit_jax.interchange import formats
+
     if networks.adapters:
         raise ConfigError(
             f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "

@@ -46,9 +46,12 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     """The differences between two descriptions that would change the result, as 'field: old ->
     new'. A few training images that were lost or gained are not among them; see `few_other_images`.
     """
-    may_change = {f"config.{name}" for name in schema.may_change(config_class())}
+    classes = [config_class(one["config"]) for one in (saved, description)]
+    may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
+    if not description["model"].get("num_classes"):
+        compare["config.init_reset"] = _same_without_head
     changed, few = [], bool(few_other_images(saved, description))
     for key in ("config", "classes", *([] if few else ["training_examples"])):
         old, new = (dict(_flat(_part(one, key), key)) for one in (saved, description))
@@ -112,6 +115,11 @@ def _same_mixture(before: list, now: list) -> bool:
 def _same_patterns(before: list, now: list) -> bool:
     """Whether patterns select the same, those of an earlier version among them."""
     return classifier.without_exits(before) == classifier.without_exits(now)
+
+
+def _same_without_head(before: list, now: list) -> bool:
+    """Whether patterns reset the same of a model that has no head: a pattern of heads selects nothing of it."""
+    return _same_patterns(*map(classifier.besides_heads, (before, now)))
 
 
 def _part(description: dict, key: str):

@@ -16,18 +16,18 @@ from vit_jax import evaluation
 from vit_jax.base import logs
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
-from vit_jax.checkpoints import saving, storage, tiers
+from vit_jax.checkpoints import saving, storage
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import EvaluatedModel
-from vit_jax.training import preflight, pseudo_labels
+from vit_jax.training import preflight
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh, resolve
 from vit_jax.training.guards import check_batch, check_classes, make_deterministic, make_workdir
 from vit_jax.training.starting import Start
 from vit_jax.training.step import StepPrograms
-from vit_jax.training.upkeep import announce, health, reference
+from vit_jax.training.upkeep import announce, health
 from vit_jax.training.upkeep.audit import CordonHost, WrongState
 from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.upkeep.clock import Clock
@@ -37,7 +37,6 @@ from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.upkeep.preemption import StopRequest
 from vit_jax.training.upkeep.programs import Programs
 from vit_jax.training.upkeep.progress import Meter, Profiler, make_writers
-from vit_jax.training.upkeep.snapshots import Snapshots
 from vit_jax.training.upkeep.stragglers import Stragglers
 from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
@@ -95,6 +94,8 @@ def train(
     mesh = make_mesh(config)
     check_batch(config, mesh)
     if config.pseudo.teacher:
+        from vit_jax.training import pseudo_labels
+
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
         suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
@@ -137,15 +138,27 @@ class _Run:
         kept, wait = config.checkpoint, config.hosts.wait_minutes
         # A resumed run does not log again what came before its checkpoint.
         self.checkpoints = saving.Checkpoints(workdir, kept, wait, lambda: self.writers.sync())
-        self.tier = tiers.LocalTier(kept.local, workdir, like.parts(), wait) if kept.local else None
+        self.tier = None
+        if kept.local:
+            from vit_jax.checkpoints.tiers import LocalTier
+
+            self.tier = LocalTier(kept.local, workdir, like.parts(), wait)
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
-        self.reference = reference.make_reference(assembly, source, suite)
+        self.reference = None
+        if config.reference.curve:
+            from vit_jax.training.upkeep.reference import make_reference
+
+            self.reference = make_reference(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = StepPrograms(assembly.train_step, like, mesh, config.audit.checker_every)
         self.gather = states.make_gather(like)
-        self.snapshots = Snapshots(assembly, mesh, source.classes)
+        self.snapshots = None
+        if any(map(assembly.to_steps, (config.log.images, config.log.histograms))):
+            from vit_jax.training.upkeep.snapshots import Snapshots
+
+            self.snapshots = Snapshots(assembly, mesh, source.classes)
         self.results: dict[str, float] = {}
         self.evaluated_at = -1
         self.checks = DeviceChecks(assembly, source, like, mesh)
@@ -224,7 +237,8 @@ class _Run:
             self._check_devices(step - 1, batch)
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
-                self.snapshots.before(step, self.state, batch)
+                if self.snapshots:
+                    self.snapshots.before(step, self.state, batch)
                 with self.clock.waiting():  # where steps already fill the devices' queue
                     self.state, metrics = self.train_step(step, self.state, batch)
             self.meter.add(step, metrics)
@@ -237,7 +251,8 @@ class _Run:
                     self._check_health(step)
                 self.meter.log(step)
                 self.stragglers.log(step)
-                self.snapshots.write(self.writers)
+                if self.snapshots:
+                    self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
                 return True
@@ -267,7 +282,8 @@ class _Run:
                 several = self.assembly.abstract_batches(self.mesh)
                 if len(several) == 1:
                     several = [batch]
-                    self.snapshots.compile(self.state, batch)
+                    if self.snapshots:
+                        self.snapshots.compile(self.state, batch)
                 self.train_step.compile(self.state, several)
                 self.checks.compile(self.state, several)
             processes.barrier("compiled", self.config.hosts.wait_minutes)

@@ -11,12 +11,10 @@ from vit_jax.config import Config
 from vit_jax.data.record import Source
 from vit_jax.devices import local, processes
 from vit_jax.evaluation import Suite
-from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher
-from vit_jax.training.upkeep import curves, reference
 
 _DURATIONS = (
     "log.every",
@@ -59,13 +57,25 @@ def check_run(
     if not begun:
         _check_profile(config, assembly.total_steps)
         _check_effects(assembly)
+        if config.init_from:
+            from vit_jax.training.initial_weights import check_fits
+
+            check_fits(assembly)
     if suite is not None:
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)
     if not elsewhere:
         _check_memory(assembly)
-    reference.check_reference(assembly, source, suite)
+    if config.reference.curve:
+        from vit_jax.training.upkeep import reference
+
+        reference.check_reference(assembly, source, suite)
+    elif config.reference.stop_below:
+        raise ConfigError(
+            f"config.reference.stop_below = {config.reference.stop_below:g} has no effect without a curve: set "
+            "--config.reference.curve=NAME"
+        )
 
 
 def _check_profile(config: Config, total_steps: int) -> None:
@@ -104,13 +114,15 @@ def _check_best(config: Config, suite: Suite) -> None:
     names, target = suite.metrics(), config.eval.target
     if names is not None:
         metric, _ = evaluation.best_metric(config.eval.best, dict.fromkeys(names, 0.0))
-        if target is not None and curves.is_share(metric) and not 0 < target <= 1:
+        if target is not None and evaluation.is_share(metric) and not 0 < target <= 1:
             raise ConfigError(
                 f"config.eval.target = {target:g}: {metric} is a share, from 0 to 1; set e.g. 0.6 for 60 %"
             )
 
 
 def _check_pseudo_teacher(assembly: Assembly, source: Source | None) -> None:
+    from vit_jax.interchange import formats
+
     path = assembly.config.pseudo.teacher
     try:
         teacher = formats.read_checkpoint(path)

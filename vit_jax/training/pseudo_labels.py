@@ -14,7 +14,8 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import fingerprints, reading
+from vit_jax.checkpoints import fingerprints
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
@@ -82,7 +83,7 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
     return PseudoLabelled(source, images, given, ratio=options.ratio, soft=options.soft)
 
 
-def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:
+def _ask(teacher: TrainedModel, images: Source, config: Config) -> np.ndarray:
     """What the teacher, as it is evaluated, says of all images, cut as for evaluation by its own config: (images,
     classes) float32 in every process. An unreadable one gets zeros.
     """

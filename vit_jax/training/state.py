@@ -12,7 +12,7 @@ from vit_jax.devices import meshes
 from vit_jax.models import lora, registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner
-from vit_jax.objectives.networks import OWN, Networks, model_part
+from vit_jax.objectives.networks import OWN, Networks, evaluated_weights, model_part
 from vit_jax.training.upkeep.health import Health, healthy
 
 
@@ -30,7 +30,7 @@ class TrainState:
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
         parameters of the model's `anchor`, see `objectives.contract.Anchor`.
       teacher: parameters of a teacher that follows the student, or `None`.
-      fixed: a fixed teacher, or `None`; it is not saved.
+      frozen_teacher: the weights of a fixed teacher, or `None`; it is not saved.
       base: the frozen parameters below adapters, or `None`; it is not saved.
     """
 
@@ -41,22 +41,22 @@ class TrainState:
     health: Health
     variables: dict = flax.struct.field(default_factory=dict)
     teacher: dict | None = None
-    fixed: Weights | None = None
+    frozen_teacher: Weights | None = None
     base: dict | None = None
 
+    def kept(self) -> list[str]:
+        """The weights that are kept: of 'params', 'ema' and 'teacher'."""
+        return [name for name in _TREES if getattr(self, name) is not None]
+
     def weights(self) -> Weights:
-        """The model that is evaluated: averaged, if there is an average, or the teacher that is one."""
-        if self.ema is None and self.teacher is not None:
-            params, variables = self.teacher, self.variables.get("model", {})
-        else:
-            params = self.params if self.ema is None else self.ema
-            variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
-        params = lora.whole(self.base, params)
-        return Weights(model_part(params), variables)
+        """The model that is evaluated, see `evaluated_weights`."""
+        name = evaluated_weights(self.kept())
+        variables = self.variables.get("ema" if name == "ema" else "model", {})
+        return Weights(model_part(lora.whole(self.base, getattr(self, name))), variables)
 
     def own_weights(self) -> Weights:
-        """What the objective owns, averaged where there is an average; empty if it owns nothing."""
-        params = self.params if self.ema is None else self.ema
+        """What the objective owns of the weights that are evaluated; empty if it owns nothing."""
+        params = getattr(self, evaluated_weights(self.kept()))
         return Weights(params.get(OWN, {}), self.variables.get(OWN, {}))
 
     def learner(
@@ -88,7 +88,7 @@ class TrainState:
             variables,
             step=self.step,
             average=teacher,
-            fixed=self.fixed,
+            frozen_teacher=self.frozen_teacher,
             anchor=None if anchor is None else lora.whole(self.base, anchor),
         )
 
@@ -150,7 +150,7 @@ def initializer(
             health=healthy(params),
             variables=variables,
             teacher=teacher,
-            fixed=_zeros(
+            frozen_teacher=_zeros(
                 networks.teacher and registry.abstract_weights(networks.teacher.config)[1]
             ),
             base=_zeros(networks.base()),

@@ -15,13 +15,11 @@ from vit_jax.base import patterns
 from vit_jax.compute import attend, choices, dense, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
-from vit_jax.data.augmentation.augment import augment, moved
-from vit_jax.data.augmentation.permute import permuted
+from vit_jax.data.augmentation.augment import augment, moved, permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import OWN, Networks, model_part, variables_of
-from vit_jax.optim import sharpness
-from vit_jax.optim.options import Optim, is_of_matrices
+from vit_jax.optim.options import Optim, is_of_matrices, takes_two_gradients
 from vit_jax.training.state import ANCHOR, TrainState, shardings_of
 from vit_jax.training.upkeep.health import examine, update_is_made
 from vit_jax.training.zero import placement
@@ -61,9 +59,14 @@ def make_train_step(
         health = examine(state.health, state.step, metrics["loss"], examined, config.spike)
         kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
-            params=params, opt_state=opt_state, health=health, fixed=None, base=None, **followers
+            params=params,
+            opt_state=opt_state,
+            health=health,
+            frozen_teacher=None,
+            base=None,
+            **followers,
         )
-        unchanged = state.replace(health=health, fixed=None, base=None)
+        unchanged = state.replace(health=health, frozen_teacher=None, base=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
         # Whatever is selected or measured is a device's own shard, before parameters are gathered.
         new = new.replace(params=place.updated(new.params))
@@ -76,7 +79,9 @@ def make_train_step(
             "update_norm": optax.tree.norm(updates),
             "parameter_norm": optax.tree.norm(params),
         }
-        return new.replace(step=state.step + 1, fixed=state.fixed, base=state.base), metrics
+        return new.replace(
+            step=state.step + 1, frozen_teacher=state.frozen_teacher, base=state.base
+        ), metrics
 
     return train_step
 
@@ -119,7 +124,9 @@ def make_gradient(
             return place.updated(grads), others
 
         gradient_of = _accumulated(of_batch, config.accumulate)
-        if sharpness.is_used(config.optim):
+        if takes_two_gradients(config.optim):
+            from vit_jax.optim import sharpness
+
             rate = learning_rate(state.step - state.health.skipped)
             rho = sharpness.radius(config.optim, rate)
             gradient_of = sharpness.aware(gradient_of, config.optim, rho)
@@ -153,7 +160,7 @@ def prepare_inputs(
         image, targets = augment(batch["image"], targets, augment_key, config.augment, **how)
         if networks.objective.needs_masks:
             targets = moved(targets, augment_key, config.augment)
-        images = {"image": permuted(image, config.data.permute_patch, config.data.permute)}
+        images = {"image": permuted(image, config.data)}
     images = {name: partitioning.constrain_batch(x) for name, x in images.items()}
     return images, targets, model_key
 

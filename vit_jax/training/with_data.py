@@ -2,7 +2,6 @@
 what its checkpoints say of it.
 """
 
-from vit_jax import optim
 from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config
 from vit_jax.data.decoding.decode import PIXELS
@@ -47,7 +46,6 @@ def describe_run(assembly: Assembly, source: Source) -> dict:
         description["training_sketch"] = sketch
     if isinstance(assembly.masks, PanopticTable):
         description["segments"] = assembly.masks.describe()
-    averaged = optim.keeps_average(config.optim.name, config.optim.ema)
-    if assembly.networks.moving_average() and not averaged:
+    if assembly.evaluated == "teacher":  # the config says of an average that there is one
         description["evaluated"] = "teacher"
     return description

@@ -17,11 +17,8 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.data.augmentation import color
-from vit_jax.data.augmentation.permute import permuted
-from vit_jax.data.augmentation.randaugment import randaugment
-from vit_jax.data.augmentation.three_augment import three_augment
-from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
 from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
@@ -30,6 +27,15 @@ if TYPE_CHECKING:
     from vit_jax.models.preprocessing import Preprocessing
 
 ERASING_ATTEMPTS = 10
+# Policies that choose among operations.
+POLICIES = LazyTable(
+    {
+        "randaugment": "vit_jax.data.augmentation.randaugment:randaugment",
+        "timm_randaugment": "vit_jax.data.augmentation.timm_augment:timm_randaugment",
+        "autoaugment": "vit_jax.data.augmentation.timm_augment:autoaugment",
+        "three_augment": "vit_jax.data.augmentation.three_augment:three_augment",
+    }
+)
 
 
 def check_augmentation(config: Augment, channels: int) -> None:
@@ -139,9 +145,9 @@ def augment(
     if config.randaugment_layers:
         strength = config.randaugment_layers, config.randaugment_magnitude
         if config.randaugment_kind == "tensorflow":
-            images = randaugment(images, randaugment_key, *strength)
+            images = POLICIES["randaugment"](images, randaugment_key, *strength)
         else:
-            images = timm_randaugment(
+            images = POLICIES["timm_randaugment"](
                 images,
                 randaugment_key,
                 *strength,
@@ -150,9 +156,10 @@ def augment(
                 fill=fill,
             )
     if config.autoaugment:
-        images = autoaugment(images, jax.random.fold_in(randaugment_key, 1), fill=fill)
+        key = jax.random.fold_in(randaugment_key, 1)
+        images = POLICIES["autoaugment"](images, key, fill=fill)
     if config.three_augment:
-        images = three_augment(images, jax.random.fold_in(randaugment_key, 2))
+        images = POLICIES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
     images = color.change_colors(images, color_key, config)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
@@ -211,7 +218,16 @@ def prepared(images: jax.Array, config_data: Data, dtype: jax.typing.DTypeLike) 
     `config.data` says so. Arguments as for `normalize`.
     """
     images = normalize(images, config_data.mean, config_data.std, dtype)
-    return permuted(images, config_data.permute_patch, config_data.permute)
+    return permuted(images, config_data)
+
+
+def permuted(images: Any, config_data: Data) -> Any:
+    """Images permuted as `config.data` says, see `permute`."""
+    if config_data.permute == "none":
+        return images
+    from vit_jax.data.augmentation import permute
+
+    return permute.permuted(images, config_data.permute_patch, config_data.permute)
 
 
 def flip(images: jax.Array, key: jax.Array) -> jax.Array:

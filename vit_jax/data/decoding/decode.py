@@ -6,6 +6,7 @@ the rest; Pillow resizes everything.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -13,10 +14,13 @@ from PIL import Image, ImageOps
 
 from vit_jax.data import crops
 from vit_jax.data.crops import Part
-from vit_jax.data.decoding import images, jpeg, resize, samples, tiff
+from vit_jax.data.decoding import images, jpeg, resize, samples
 from vit_jax.data.labels.masks import IGNORED, LabelMap
 from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.record import BadImage, decoding
+
+if TYPE_CHECKING:
+    from vit_jax.data.decoding.tiff import Directory
 
 __all__ = ["PIXELS", "BadImage", "decode", "eval_crop", "pillow_pixels", "train_crop"]
 
@@ -85,7 +89,9 @@ def _decode(image: bytes, head: images.Head, channels: int, name: str) -> np.nda
     return _decode_with_pillow(image, head.kind, channels, name)
 
 
-def _decode_tiff(image: bytes, directory: tiff.Directory, channels: int, name: str) -> np.ndarray:
+def _decode_tiff(image: bytes, directory: "Directory", channels: int, name: str) -> np.ndarray:
+    from vit_jax.data.decoding import tiff
+
     pixels = samples.to_bytes(tiff.read_samples(image, directory, name), name)
     if channels in (1, 3) and directory.has_alpha:
         pixels = pixels[..., :-1]

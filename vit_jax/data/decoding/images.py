@@ -10,12 +10,16 @@ import io
 import os
 import stat
 import struct
+from typing import TYPE_CHECKING
 
 from PIL import Image, UnidentifiedImageError
 
 from vit_jax.base import limits, places
-from vit_jax.data.decoding import jpeg, samples, tiff
+from vit_jax.data.decoding import jpeg, samples
 from vit_jax.data.record import BadImage, TooLarge, decoding
+
+if TYPE_CHECKING:
+    from vit_jax.data.decoding.tiff import Directory
 
 JPEG, PNG, WEBP, GIF, BMP, TIFF, NPY, AVIF, HEIC = FORMATS = (
     "JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF", ".npy", "AVIF", "HEIC",
@@ -28,7 +32,7 @@ _BEGINNINGS = {
     PNG: (b"\x89PNG\r\n\x1a\n",),
     GIF: (b"GIF87a", b"GIF89a"),
     BMP: (b"BM",),
-    TIFF: tiff.MAGIC,
+    TIFF: (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # the last two: BigTIFF
     NPY: (samples.NPY,),
 }
 # The brands of files in boxes (ISO 14496-12), of which one is the kind of image.
@@ -70,7 +74,7 @@ class Head:
     kind: str
     height: int
     width: int
-    details: jpeg.Header | tiff.Directory | None = None
+    details: "jpeg.Header | Directory | None" = None
     sample_bytes: int = 0
 
 
@@ -206,6 +210,8 @@ def _read_head(image: bytes, kind: str, name: str) -> Head:
             header = jpeg.read_header(image, name)
             return Head(kind, header.height, header.width, header)
         case "TIFF":
+            from vit_jax.data.decoding import tiff
+
             directory = tiff.read_directory(image, name)
             return Head(kind, *directory.size, directory, directory.sample_bytes)
         case ".npy":

@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.data.decoding.samples import upright
 from vit_jax.data.record import BadImage, decoding
 
-MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
+_BIG = (b"II+\0", b"MM\0+")  # how BigTIFF begins
 
 # Tags
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLORS, _FILL_ORDER = 256, 257, 258, 259, 262, 266
@@ -95,7 +95,7 @@ def read_directory(image: bytes, name: str) -> Directory:
     Raises:
       BadImage: it is damaged.
     """
-    order, big = ("<" if image.startswith(b"II") else ">"), image[:4] in MAGIC[2:]
+    order, big = ("<" if image.startswith(b"II") else ">"), image[:4] in _BIG
     count_type, entry_type, inline = ("Q", "HHQ", 8) if big else ("H", "HHI", 4)
     try:
         (at,) = struct.unpack_from(f"{order}{'Q' if big else 'I'}", image, 8 if big else 4)

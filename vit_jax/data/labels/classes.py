@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.labels import imagenet
 from vit_jax.data.record import Record, Source, read_records
 
 _WORDNET = re.compile(r"n\d{8}")
@@ -59,6 +58,8 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
         return source
     if not source.classes:
         raise ConfigError("the examples to evaluate on have no labels")
+    from vit_jax.data.labels import imagenet
+
     number = {name: i for i, name in enumerate(classes)}
     if imagenet.are_classes_of(classes):
         by_id = enumerate(imagenet.classes().items())

@@ -5,6 +5,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -12,41 +13,33 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.batches import check_bad_images, pass_over
-from vit_jax.data.cache import cached
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import AUTO, Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
-from vit_jax.data.sources.digit_scenes import open_digit_scenes, open_digit_things
-from vit_jax.data.sources.digits import open_digits, open_few
-from vit_jax.data.sources.folder import open_folder
-from vit_jax.data.sources.known_sets import NAMED
-from vit_jax.data.sources.masks import is_masked, open_masks
-from vit_jax.data.sources.mixture import MixedSet, check_mixture, open_mixture
-from vit_jax.data.sources.objectnet import open_objectnet
-from vit_jax.data.sources.prepared import DESCRIPTION, open_prepared
-from vit_jax.data.sources.tar import open_tar
-from vit_jax.data.sources.tfds import open_tfds
+
+if TYPE_CHECKING:
+    from vit_jax.data.sources.mixture import MixedSet
 
 __all__ = [
     "OPENERS", "BadImage", "DataError", "Record", "Source", "check_features", "check_path", "locate",
     "open_data_set", "open_eval", "open_source", "open_train", "with_absolute_paths",
 ]  # fmt: skip
 
-OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
-    "digits": open_digits,
-    "digits_few": open_few,
-    "digit_scenes": open_digit_scenes,
-    "digit_things": open_digit_things,
-    "masks": open_masks,
-    "folder": open_folder,
-    "prepared": open_prepared,
-    "tar": open_tar,
-    "objectnet": open_objectnet,
-    "mixture": lambda config_data: open_mixture(
-        config_data, lambda text: open_data_set(locate(text, config_data))
-    ),
-}
+OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
+    {
+        "digits": "vit_jax.data.sources.digits:open_digits",
+        "digits_few": "vit_jax.data.sources.digits:open_few",
+        "digit_scenes": "vit_jax.data.sources.digit_scenes:open_digit_scenes",
+        "digit_things": "vit_jax.data.sources.digit_scenes:open_digit_things",
+        "masks": "vit_jax.data.sources.masks:open_masks",
+        "folder": "vit_jax.data.sources.folder:open_folder",
+        "prepared": "vit_jax.data.sources.prepared:open_prepared",
+        "tar": "vit_jax.data.sources.tar:open_tar",
+        "objectnet": "vit_jax.data.sources.objectnet:open_objectnet",
+        "mixture": "vit_jax.data.sources:_open_mixture",
+    }
+)
 _COUNTED = 1 << 20  # labels at a time: numpy.bincount makes them 8 bytes each
 _WITHOUT_PATH = ("digits", "digits_few", "digit_scenes", "digit_things")
 
@@ -56,7 +49,7 @@ def register(name: str, opener: Callable[..., DataSet]) -> None:
     OPENERS[name] = opener
 
 
-def open_data_set(config_data: Data) -> DataSet | MixedSet:
+def open_data_set(config_data: Data) -> "DataSet | MixedSet":
     """The data set that `config.data` names: one of `OPENERS`, or else one of TFDS.
 
     Raises:
@@ -66,12 +59,28 @@ def open_data_set(config_data: Data) -> DataSet | MixedSet:
         place = places.locate(config_data.path, "config.data.path")
         if places.is_address(config_data.path):
             config_data = dataclasses.replace(config_data, path=str(place))
-    data_set = OPENERS.get(config_data.name, open_tfds)(config_data)
-    if not config_data.cache or isinstance(data_set, MixedSet):  # whose sets are cached one by one
+    data_set = OPENERS.get(config_data.name, _open_tfds)(config_data)
+    if not config_data.cache or not isinstance(
+        data_set, DataSet
+    ):  # whose sets are cached one by one
         return data_set
+    from vit_jax.data.cache import cached
+
     return dataclasses.replace(
         data_set, read=lambda parts: cached(data_set.read(parts), config_data)
     )
+
+
+def _open_tfds(config_data: Data) -> DataSet:
+    from vit_jax.data.sources.tfds import open_tfds
+
+    return open_tfds(config_data)
+
+
+def _open_mixture(config_data: Data) -> "MixedSet":
+    from vit_jax.data.sources.mixture import open_mixture
+
+    return open_mixture(config_data, lambda text: open_data_set(locate(text, config_data)))
 
 
 def open_source(config_data: Data, split: str) -> Source:
@@ -95,10 +104,10 @@ def open_train(config_data: Data) -> Source:
       ConfigError: see `open_source`; or the examples cannot be sampled as `config.data.sampling` says.
     """
     data_set = open_data_set(config_data)
-    if isinstance(data_set, MixedSet):
-        source = data_set.open_by_weight(config_data.train_split)
-    else:
+    if isinstance(data_set, DataSet):
         source = data_set.open(config_data.train_split)
+    else:
+        source = data_set.open_by_weight(config_data.train_split)
     _check_readable(source, config_data, "training")
     labels = source.labels
     if config_data.sampling == "balanced":
@@ -157,6 +166,8 @@ def _check_readable(source: Source, config_data: Data, kind: str) -> None:
     problems: Mapping[str, str] = getattr(source, "problems", {})
     if not problems:
         return
+    from vit_jax.data.batches import check_bad_images, pass_over
+
     pass_over(BadImage(*next(iter(problems.items()))), config_data)
     check_bad_images(dict(problems), config_data.max_bad_images, kind)
     if len(problems) == len(source):
@@ -174,21 +185,40 @@ def locate(text: str, config_data: Data) -> Data:
     if places.is_address(text):
         text = str(places.locate(text))
     place = epath.Path(text).expanduser()
-    if text not in OPENERS and text not in NAMED:
+    if not _is_known(text):
         # Not `glob`, which lists all folders of a bucket.
         inside = place.iterdir() if place.is_dir() else ()
         if place.suffix == ".tar" or any(one.suffix == ".tar" for one in inside):
             name, path = "tar", text
         elif place.exists():
-            name = "prepared" if (place / DESCRIPTION).exists() else "folder"
-            name = "masks" if is_masked(place) else name
-            path = text
+            name, path = _format_of(place), text
     return dataclasses.replace(config_data, name=name, path=path)
+
+
+def _format_of(place: epath.Path) -> str:
+    """The name of the opener of a folder, or of a file that lists images."""
+    from vit_jax.data.sources import masks, prepared
+
+    if masks.is_masked(place):
+        return "masks"
+    return "prepared" if (place / prepared.DESCRIPTION).exists() else "folder"
+
+
+def _is_known(name: str) -> bool:
+    """Whether a data set has this name."""
+    if name in OPENERS:
+        return True
+    from vit_jax.data.sources.known_sets import NAMED
+
+    return name in NAMED
 
 
 def with_absolute_paths(config_data: Data) -> Data:
     """`config_data` with absolute paths, so that they mean the same from every working folder."""
-    check_mixture(config_data.mixture)
+    if config_data.mixture:
+        from vit_jax.data.sources.mixture import check_mixture
+
+        check_mixture(config_data.mixture)
     mixture = tuple(
         (places.absolute(text, "config.data.mixture"), weight)
         if _is_place(text)
@@ -234,7 +264,7 @@ def _is_place(text: str) -> bool:
     """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
     if places.is_address(text):
         return True
-    if text in OPENERS or text in NAMED:
+    if _is_known(text):
         return False
     place = epath.Path(text).expanduser()
     return place.exists() or place.suffix == ".tar"

@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -18,8 +18,10 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
-from vit_jax.data.sources.examined import Examined
 from vit_jax.data.sources.text import read_text
+
+if TYPE_CHECKING:
+    from vit_jax.data.sources.examined import Examined
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif",
@@ -56,7 +58,7 @@ class Table:
     classes: tuple[str, ...]
     multi_label: bool
     splits: Mapping[str, list[tuple[Any, Label]]]
-    examined: Examined | None = None
+    examined: "Examined | None" = None
 
     def data_set(self, make: Callable[..., Source]) -> DataSet:
         """A data set whose splits are `make(classes, multi_label, keys, labels)`."""
@@ -109,7 +111,7 @@ def hold_out(
     config_data: Data,
     where: str,
     name: Callable[[Any], str] = str,
-    examined: Examined | None = None,
+    examined: "Examined | None" = None,
 ) -> dict[str, list[tuple[Any, Label]]]:
     """`rows` as 'train' and 'test', the share `config_data.holdout` of them in 'test'.
 

@@ -18,6 +18,7 @@ from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.labels.classes import with_classes
@@ -48,12 +49,12 @@ class Judged(NamedTuple):
 
 
 def calibrate(
-    run: reading.Run, config: Config, budgets: Sequence[float], *, images: int, watch: Watch = iter
+    run: TrainedModel, config: Config, budgets: Sequence[float], *, images: int, watch: Watch = iter
 ) -> dict:
     """Thresholds for each budget, and what they come to.
 
     Args:
-      run: from `reading.load_run`.
+      run: from `loading.load_run`.
       config: the run's, perhaps with other fields in its sections `data` and `eval`.
       budgets: mean costs of an image, in 10⁹ multiply-adds.
       images: how many training images to solve with; they are cut as in training, since the model
@@ -227,7 +228,7 @@ def check_budget(budget: float, costs: Sequence[float]) -> None:
 class _Judge:
     """Runs all exits on batches of images."""
 
-    def __init__(self, run: reading.Run, config: Config, mesh: jax.sharding.Mesh):
+    def __init__(self, run: TrainedModel, config: Config, mesh: jax.sharding.Mesh):
         definition, self._weights = registry.split(run.model)
         self._mesh, classes = mesh, run.model_config.num_classes
         forward = make_forward(definition, run.model_config, config.data)

@@ -8,15 +8,18 @@ recognised, which of them is which parameter, and what the other code cannot com
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.sizes import Size
 from vit_jax.interchange.conversions.rules import Constant, Rule
+from vit_jax.interchange.conversions.skips import Skip
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.preprocessing import Preprocessing
+from vit_jax.objectives.contract import SavedObjective
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -60,7 +63,7 @@ class DetectedModel:
       layout: which variant of the format's names the file has, where there are several; JSON.
       open: options whose value in `options` is only the likeliest. What the user says, or the model
         that the weights are for, takes precedence.
-      left_out: patterns of tensors that are not part of the model.
+      left_out: tensors that are not part of the model; of a family of one's own patterns will do.
       assumed: further options that neither tensors nor what stands beside them contain: `options` has
         what the format's code, or the published models of that form, compute with.
     """
@@ -68,7 +71,7 @@ class DetectedModel:
     options: dict[str, Any]
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
     open: dict[str, Open] = dataclasses.field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Skip | str, ...] = ()
     assumed: tuple[str, ...] = ()
 
 
@@ -112,6 +115,18 @@ class Conversion:
         """The variant of the names that a new file gets."""
         return {}
 
+    def of(self, config: ClassifierConfig) -> "Conversion":
+        """What converts a model of this config, where a family has several under one format."""
+        return self
+
+    def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """A file's tensors as `rules` take them, where the format's code computes what it uses of them.
+
+        Raises:
+          CheckpointError: one of those that belong together is missing.
+        """
+        return dict(tensors)
+
     def refusal(self, config: ClassifierConfig) -> str:
         """Why the other code cannot compute a model, beside `conventions`; '' if it can."""
         return ""
@@ -124,12 +139,77 @@ class Conversion:
         """How images are prepared where the file does not say it; `None` if the code has several ways."""
         return None
 
+    def preprocessing_named(
+        self, parts: Iterable[str], config: ClassifierConfig
+    ) -> Preprocessing | None:
+        """How images are prepared for the published model that the parts of a path name; `None` if they name none."""
+        return None
+
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
         """Every name with the one that it has in `rules`."""
         result = {name: name for name in names}
         for pattern, new in self.renamed:
             result = {name: re.sub(pattern, new, now) for name, now in result.items()}
         return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What a file has of an objective beside the model; by default nothing.
+
+    Attributes:
+      rules: which tensors are which parameters.
+      params: these, nested dict.
+      stated: what the file's header, or config.json, says of it.
+      layout: of the model's own names, where the file is new.
+      model_format: the format of the model's own names, where it is another.
+    """
+
+    rules: Sequence[Rule | Constant] = ()
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model_format: str = ""
+
+
+NOTHING = Beside()
+
+
+class ObjectiveConversion:
+    """One format's names of what an objective owns, in files that have it beside the model.
+
+    Attributes:
+      conventions: see `Conversion`.
+      key: of a header, and of a checkpoint's `layout`: what the file says of the objective; '': nothing.
+    """
+
+    conventions: ClassVar[dict[str, Any]] = {}
+    key: ClassVar[str] = ""
+
+    def find(
+        self,
+        config: ClassifierConfig,
+        tensors: Mapping[str, LazyArray],
+        layout: Mapping[str, Any],
+        hints: Mapping[str, Any],
+    ) -> SavedObjective | None:
+        """What the objective owns; `None`: nothing, or something else, of which a sentence is logged.
+
+        Args:
+          config: the model's.
+          tensors: of the file, those that are no part of the model.
+          layout: of the checkpoint.
+          hints: options of the objective that it is for, taken where the file leaves them open.
+        """
+        raise NotImplementedError
+
+    def beside(self, config: ClassifierConfig, saved: SavedObjective) -> Beside:
+        """What a file gets."""
+        raise NotImplementedError
+
+    def refusal(self, config: ClassifierConfig) -> str:
+        """Why the other code cannot compute the model, beside `conventions`; '' if it can."""
+        return ""
 
 
 class TimmConversion(Conversion):

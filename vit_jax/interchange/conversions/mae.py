@@ -1,19 +1,16 @@
-"""MAE's own conversion: the decoder that checkpoints hold beside the encoder, in the files of MAE's authors, of
-transformers' ViTMAEForPreTraining, and of our runs. It belongs to the objective, not to the model.
+"""What MAE owns, its decoder, in the files of its authors and of transformers' ViTMAEForPreTraining: beside the
+encoder.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from absl import logging
 from flax import nnx
-from ml_collections import ConfigDict
 
-from vit_jax import objectives
-from vit_jax.base import patterns
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.conversions import (
     contract,
@@ -24,13 +21,15 @@ from vit_jax.interchange.conversions import (
     vit_timm,
     vit_towers,
 )
+from vit_jax.interchange.conversions.contract import Beside, ObjectiveConversion
 from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.registry import Weights
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import mae
-from vit_jax.objectives.networks import OWN
+from vit_jax.objectives.contract import SavedObjective
 
 LAYOUT = "decoder"  # the key of a layout, and of a header, with what tensors do not tell
 # By format: what its names of blocks and of the norm after them become, and what stands before all others.
@@ -51,16 +50,6 @@ _BIASES = {
 _OF_CONFIG_JSON = {
     "heads": "decoder_num_attention_heads", "masked": "mask_ratio", "normalize": "norm_pix_loss",
 }  # fmt: skip
-# What the authors' code computes with.
-CONVENTIONS = {"activation": "gelu", "epsilon": 1e-6}
-
-
-class Checkpoint(Protocol):
-    """What is read of a checkpoint in any format, see `interchange.formats`."""
-
-    model_config: ClassifierConfig
-    layout: Mapping[str, Any]
-    extras: Mapping[str, LazyArray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,46 +66,106 @@ class Decoder:
     config: PublishedViTConfig
     params: dict
 
-    def beside(self, format: str) -> tuple[list[Rule], dict]:
-        """What a file of a format has of it, as `tensors_by_name.write_safetensors` takes it: the positions too."""
-        return rules_of(self.config, format), self.params | {"position": _positions(self.config)}
 
-    def config_json(self) -> dict[str, Any]:
-        """What transformers' config.json says of a model with this decoder."""
-        fields = {theirs: getattr(self.options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
-        return fields | {
+class MaeConversion(ObjectiveConversion):
+    """The decoder in one format's names."""
+
+    key = LAYOUT
+    names: ClassVar[str]  # of `_NAMES`
+
+    def find(
+        self,
+        config: ClassifierConfig,
+        tensors: Mapping[str, LazyArray],
+        layout: Mapping[str, Any],
+        hints: Mapping[str, Any],
+    ) -> SavedObjective | None:
+        decoder = find_decoder(config, tensors, layout, self.names, hints.get("heads", 0))
+        if decoder is None:
+            return None
+        options = dataclasses.asdict(decoder.options)
+        return SavedObjective(mae.Mae, options, lambda: Weights(decoder.params, {}))
+
+    def beside(self, config: ClassifierConfig, saved: SavedObjective) -> Beside:
+        options = mae.MaeOptions(**saved.options)
+        decoder, params = mae.decoder_of(config, options), saved.read().params
+        return Beside(
+            rules_of(decoder, self.names),
+            params | {"position": _positions(decoder)},
+            **self.described(options, decoder),
+        )
+
+    def described(self, options: mae.MaeOptions, decoder: PublishedViTConfig) -> dict[str, Any]:
+        """The further fields of `Beside`."""
+        raise NotImplementedError
+
+
+class MaeAuthors(MaeConversion):
+    """The authors' file: timm's names for the encoder, and the decoder beside it."""
+
+    names = "timm"
+    conventions = {"activation": "gelu", "epsilon": 1e-6}  # what the authors' code computes with
+
+    def described(self, options: mae.MaeOptions, decoder: PublishedViTConfig) -> dict[str, Any]:
+        return {"stated": {LAYOUT: dataclasses.asdict(options)}, "model_format": "timm"}
+
+    def refusal(self, config: PublishedViTConfig) -> str:
+        lacks = {
+            "models without a class token": not config.has_class_token,
+            "registers": config.registers,
+            "distillation token": config.distilled,
+            "qk_norm": config.qk_norm,
+            "parallel blocks": config.parallel,
+            "blocks without biases": not config.qkv_bias,
+        }
+        found = [name for name, there in lacks.items() if there]
+        reason = f"MAE's own code has no {', no '.join(found)}" if found else ""
+        return reason or vit_flax.refusal_everywhere(config)
+
+
+class MaeHuggingFace(MaeConversion):
+    """transformers' ViTMAEForPreTraining."""
+
+    names = "huggingface"
+
+    def described(self, options: mae.MaeOptions, decoder: PublishedViTConfig) -> dict[str, Any]:
+        fields = {theirs: getattr(options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
+        fields |= {
             "architectures": ["ViTMAEForPreTraining"],
             "model_type": "vit_mae",
-            "decoder_hidden_size": self.config.width,
-            "decoder_num_hidden_layers": self.config.depth,
-            "decoder_intermediate_size": self.config.mlp_dim,
+            "decoder_hidden_size": decoder.width,
+            "decoder_num_hidden_layers": decoder.depth,
+            "decoder_intermediate_size": decoder.mlp_dim,
         }
+        return {"stated": fields, "layout": {"kind": "vit_mae", "prefix": "vit."}}
 
 
-def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
-    """The decoder of a checkpoint; `None` if it has none, or another than MAE's, of which a sentence is logged.
+CONVERSIONS = {"authors": MaeAuthors(), "huggingface": MaeHuggingFace()}
+
+
+def find_decoder(
+    model: ClassifierConfig,
+    tensors: Mapping[str, LazyArray],
+    layout: Mapping[str, Any],
+    format: str,
+    heads: int = 0,
+) -> Decoder | None:
+    """The decoder beside a model; `None` if there is none, or another than MAE's, of which a sentence is logged.
 
     Args:
-      checkpoint: what was read.
-      heads: where it does not tell; 0: as many as in the authors' models.
+      model: its config.
+      tensors, layout: see `ObjectiveConversion.find`.
+      format: whose names it has, a key of `_NAMES`.
+      heads: where the file does not tell; 0: as many as in the authors' models.
     """
-    model = checkpoint.model_config
-    if f"{OWN}/mask" in checkpoint.extras:
-        options = mae.MaeOptions(**checkpoint.layout[LAYOUT])
-        params = patterns.map_named(
-            lambda n, _: checkpoint.extras[f"{OWN}/{n}"], like(model, options)
-        )
-        return Decoder(options, mae.decoder_of(model, options), params)
     # Transformers 5 saves blocks under another name than the released one.
     extras = {
         name.replace(".decoder_encoder.layer.", ".decoder_layers."): tensor
-        for name, tensor in checkpoint.extras.items()
+        for name, tensor in tensors.items()
     }
-    known = (f for f, biases in _BIASES.items() if all(b.format(0) in extras for b in biases))
-    format = next(known, "")
-    if not format:
+    if not all(bias.format(0) in extras for bias in _BIASES[format]):
         return None
-    options = _options(extras, checkpoint.layout, format, heads)
+    options = _options(extras, layout, format, heads)
     if options.width % 4 or options.width % options.heads:
         logging.info(
             "the decoder in the checkpoint is skipped: %d channels are not divisible by 4 and by its %d heads (assumed "
@@ -173,33 +222,11 @@ def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
     ]
 
 
-def options_of_run(objective: ConfigDict) -> mae.MaeOptions | None:
-    """The options of a run's objective, by its config, if that has a decoder."""
-    if objectives.OBJECTIVES.get(objective.name) is not mae.Mae:
-        return None
-    return objectives.find_objective(objective)[1]
-
-
 def like(model: PublishedViTConfig, options: mae.MaeOptions) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
     decoder = mae.decoder_of(model, options)
     own = nnx.eval_shape(lambda: mae.Own(model, decoder, nnx.Rngs(0)))
     return registry.split(own)[1].params
-
-
-def refusal(config: PublishedViTConfig) -> str:
-    """Why MAE's own code cannot compute an encoder; '' if it can."""
-    lacks = {
-        "models without a class token": not config.has_class_token,
-        "registers": config.registers,
-        "distillation token": config.distilled,
-        "qk_norm": config.qk_norm,
-        "parallel blocks": config.parallel,
-        "blocks without biases": not config.qkv_bias,
-    }
-    found = [name for name, there in lacks.items() if there]
-    reason = f"MAE's own code has no {', no '.join(found)}" if found else ""
-    return reason or vit_flax.refusal_everywhere(config)
 
 
 def _options(

@@ -107,11 +107,13 @@ class Constant:
       value: a scalar or a small array, of a new file.
       option: the option that the value follows from: a file with another value is refused. '' for
         a value that changes no result.
+      rounded: whether a file may have its value rounded to bfloat16, whatever type it has it in.
     """
 
     theirs: str
     value: np.generic | np.ndarray
     option: str = ""
+    rounded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

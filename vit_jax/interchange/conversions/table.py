@@ -1,52 +1,56 @@
 """Which formats have models of a family, and what translates between their names and ours: one table, family →
-format → `Conversion`. Families know nothing of it.
+format → `Conversion`. Families know nothing of it. A translation is imported when it is asked for.
 """
 
-from vit_jax.interchange.conversions import (
-    crossvit,
-    deepvit,
-    dynamic_vit,
-    efficientnet,
-    feed_forward,
-    hybrid,
-    localvit,
-    mixer,
-    resnet,
-    t2t,
-    vit_5,
-    vit_flax,
-    vit_huggingface,
-    vit_timm,
-)
+import operator
+from collections.abc import Mapping
+
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.interchange.conversions.contract import Conversion
 from vit_jax.models import registry
 
-CONVERSIONS: dict[str, dict[str, Conversion]] = {
+_PLACES = {
     "vit": {
-        "official": vit_flax.Official(),
-        "big_vision": vit_flax.BigVision(),
-        "timm": vit_timm.Timm(),
-        "huggingface": vit_huggingface.HuggingFace(),
-        "authors": vit_5.Authors(),
+        "official": "vit_jax.interchange.conversions.vit_flax:Official",
+        "big_vision": "vit_jax.interchange.conversions.vit_flax:BigVision",
+        "timm": "vit_jax.interchange.conversions.vit_timm:Timm",
+        "huggingface": "vit_jax.interchange.conversions.vit_huggingface:HuggingFace",
+        "authors": "vit_jax.interchange.conversions.vit_authors:Authors",
     },
-    "hybrid": {"official": hybrid.Official(), "timm": hybrid.Timm()},
-    "mixer": {"official": mixer.Flax(), "big_vision": mixer.Flax(), "timm": mixer.Timm()},
+    "hybrid": {
+        "official": "vit_jax.interchange.conversions.hybrid:Official",
+        "timm": "vit_jax.interchange.conversions.hybrid:Timm",
+    },
+    "mixer": {
+        "official": "vit_jax.interchange.conversions.mixer:Flax",
+        "big_vision": "vit_jax.interchange.conversions.mixer:Flax",
+        "timm": "vit_jax.interchange.conversions.mixer:Timm",
+    },
     "resnet": {
-        "big_vision": resnet.BigVision(),
-        "timm": resnet.Timm(),
-        "huggingface": resnet.HuggingFace(),
+        "big_vision": "vit_jax.interchange.conversions.resnet:BigVision",
+        "timm": "vit_jax.interchange.conversions.resnet:Timm",
+        "huggingface": "vit_jax.interchange.conversions.resnet:HuggingFace",
     },
-    "deepvit": {"authors": deepvit.Authors()},
-    "localvit": {"authors": localvit.Authors()},
-    "crossvit": {"authors": crossvit.Authors(), "timm": crossvit.Timm()},
-    "t2t": {"authors": t2t.Authors()},
-    "dynamic_vit": {"authors": dynamic_vit.Authors()},
-    "feed_forward": {"authors": feed_forward.Authors()},
-    "efficientnet": {"timm": efficientnet.Timm(), "huggingface": efficientnet.HuggingFace()},
+    "deepvit": {"authors": "vit_jax.interchange.conversions.deepvit:Authors"},
+    "localvit": {"authors": "vit_jax.interchange.conversions.localvit:Authors"},
+    "crossvit": {
+        "authors": "vit_jax.interchange.conversions.crossvit:Authors",
+        "timm": "vit_jax.interchange.conversions.crossvit:Timm",
+    },
+    "t2t": {"authors": "vit_jax.interchange.conversions.t2t:Authors"},
+    "dynamic_vit": {"authors": "vit_jax.interchange.conversions.dynamic_vit:Authors"},
+    "feed_forward": {"authors": "vit_jax.interchange.conversions.feed_forward:Authors"},
+    "efficientnet": {
+        "timm": "vit_jax.interchange.conversions.efficientnet:Timm",
+        "huggingface": "vit_jax.interchange.conversions.efficientnet:HuggingFace",
+    },
+}
+CONVERSIONS: dict[str, LazyTable[Conversion]] = {
+    family: LazyTable(places, operator.call) for family, places in _PLACES.items()
 }
 
 
-def conversions_of(family: registry.Family) -> dict[str, Conversion]:
+def conversions_of(family: registry.Family) -> Mapping[str, Conversion]:
     """A family's `Conversion` for each format that others keep its models in, {} if it has none: of the table,
     or, of a family from outside the package, of its own `conversions()`.
     """

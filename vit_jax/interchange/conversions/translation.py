@@ -28,7 +28,7 @@ def specs(
     like: dict,
     *,
     dtypes: Mapping[str, Any] | None = None,
-    constants: Mapping[str, int | float | list] | None = None,
+    constants: Mapping[str, int | float | list | None] | None = None,
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of all that `to_theirs` gives, in its order; arguments as there, except that
     `like` needs only shapes and dtypes.
@@ -37,13 +37,15 @@ def specs(
     by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
     found = {n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()}
-    return found | {n: (x.shape, x.dtype) for n, x in _constants(rules, constants).items()}
+    fixed = _constants(rules, constants, dtypes or {})
+    return found | {n: (x.shape, x.dtype) for n, x in fixed.items()}
 
 
 def constants(
     rules: Iterable[Rule | Constant], tensors: Mapping[str, Any], *, source: Any
-) -> dict[str, int | float | list]:
-    """The values of a format's constants in a file, those that it has.
+) -> dict[str, int | float | list | None]:
+    """The values of a format's constants in a file, those that it has: a list, a number that is all of its values,
+    or `None` where it has the value of a new file.
 
     Args:
       source: the file, for messages.
@@ -55,13 +57,34 @@ def constants(
     found = {}
     for rule in known:
         value = np.asarray(tensors[rule.theirs])
-        if rule.option and not _nearly_equal(value, np.asarray(rule.value)):
+        if rule.option and not _is_value_of(rule, value):
             raise CheckpointError(
                 f"{source}: {rule.theirs} is {value.tolist()}, but the model's {rule.option} gives "
                 f"{np.asarray(rule.value).tolist()}: set {rule.option} to what this file was trained with"
             )
-        found[rule.theirs] = value.tolist()
+        found[rule.theirs] = _shortest(value, np.asarray(rule.value))
     return found
+
+
+def _shortest(value: np.ndarray, new: np.ndarray) -> int | float | list | None:
+    """A constant's value as `constants` gives it: nothing for that of a new file, one number for all of its values; the
+    bits stay.
+    """
+    if value.shape == new.shape and value.tobytes() == new.astype(value.dtype).tobytes():
+        return None
+    first = value.reshape(-1)[:1]
+    uniform = value.ndim and value.tobytes() == np.broadcast_to(first, value.shape).tobytes()
+    return first.tolist()[0] if uniform else value.tolist()
+
+
+def _is_value_of(rule: Constant, found: np.ndarray) -> bool:
+    """Whether a file has the value that follows from the model's options."""
+    expected = np.asarray(rule.value)
+    if _nearly_equal(found, expected):
+        return True
+    short = jax.numpy.bfloat16
+    is_short = rule.rounded and np.array_equal(found.astype(short).astype(found.dtype), found)
+    return bool(is_short and _nearly_equal(found.astype(short), expected))
 
 
 def _nearly_equal(found: np.ndarray, expected: np.ndarray) -> bool:
@@ -128,7 +151,7 @@ def to_theirs(
     params: dict,
     *,
     dtypes: Mapping[str, Any] | None = None,
-    constants: Mapping[str, int | float | list] | None = None,
+    constants: Mapping[str, int | float | list | None] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """A format's tensors from our parameters: only one of these is in memory beside `params`.
 
@@ -152,7 +175,7 @@ def to_theirs(
         raise CheckpointError(
             "the format has no place for these parameters:\n  " + "\n  ".join(unmapped)
         )
-    fixed = _constants(rules, constants)
+    fixed = _constants(rules, constants, dtypes or {})
     return itertools.chain(_stream(by_name, leaves, dtypes or {}), fixed.items())
 
 
@@ -264,13 +287,21 @@ def _shapes(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
 
 
 def _constants(
-    rules: Iterable[Rule | Constant], constants: Mapping[str, int | float | list] | None
+    rules: Iterable[Rule | Constant],
+    constants: Mapping[str, int | float | list | None] | None,
+    dtypes: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
-    """The constants of a file, with the values that they had in it, or else a new file's."""
+    """The constants of a file, with the values and types that they had in it, or else a new file's."""
     new = {rule.theirs: np.asarray(rule.value) for rule in rules if isinstance(rule, Constant)}
     if constants is None:
         return new
-    return {n: np.asarray(constants[n], x.dtype) for n, x in new.items() if n in constants}
+    found = {
+        n: x if constants[n] is None else constants[n] for n, x in new.items() if n in constants
+    }
+    return {
+        n: np.full(new[n].shape, np.asarray(value, dtypes.get(n, new[n].dtype)))
+        for n, value in found.items()
+    }
 
 
 def _exact(theirs, ours: np.dtype) -> bool:

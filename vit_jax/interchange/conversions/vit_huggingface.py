@@ -7,11 +7,19 @@ and what they are here:
 - DeiTForImageClassification, DeiTModel: `distilled`, but without `distillation_head`: the token is not read.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import pytorch, vit_config_json, vit_new_towers, vit_towers
+from vit_jax.interchange.conversions import (
+    pytorch,
+    vit_bare,
+    vit_config_json,
+    vit_new_towers,
+    vit_options,
+    vit_towers,
+)
 from vit_jax.interchange.conversions.contract import DetectedModel, HuggingFaceConversion, Shapes
 from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.interchange.conversions.vit_flax import (
@@ -29,7 +37,9 @@ class HuggingFace(HuggingFaceConversion):
     renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        if metadata.get("model_type") not in self.model_types:
+        if not metadata.get("model_type"):
+            return self._recognise_bare(shapes, metadata)
+        if metadata["model_type"] not in self.model_types:
             return None
         if metadata["model_type"] in vit_towers.DEFAULTS:
             return vit_towers.recognise(shapes, metadata)
@@ -50,6 +60,18 @@ class HuggingFace(HuggingFaceConversion):
             "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
         }
         return DetectedModel(options, {"prefix": prefix}, assumed=vit_config_json.assumed(metadata))
+
+    def _recognise_bare(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+        """Of a file without config.json; its layout keeps what tensors tell of one, `bare`."""
+        stated = vit_bare.fields(shapes, metadata)
+        if stated is None:
+            return None
+        found = self.recognise(shapes, dict(metadata) | stated)
+        if found is None:
+            return None
+        heads, left_open = vit_options.published_heads(found.options)
+        options, layout = found.options | {"heads": heads}, found.layout | {"bare": stated}
+        return dataclasses.replace(found, options=options, layout=layout, open=left_open)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
@@ -114,6 +136,8 @@ class HuggingFace(HuggingFaceConversion):
         return with_class_row(*with_learned_position(config, params))
 
     def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
+        if "kind" in layout and "bare" in layout:
+            return layout["bare"] | vit_config_json.config_fields(config)
         if "kind" in layout:  # The file's own value stays.
             return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads

@@ -206,7 +206,8 @@ def _by_comparison(
         for architecture, other in alike:
             values.setdefault(other[name], []).append(architecture)
         options[name] = next(iter(values), likeliest.get(name, usual))
-        unknown = not alike and name in ("activation", "pool")
+        usual_doubt = ("activation", "pool", *(("rope",) if found["position"] == "none" else ()))
+        unknown = not alike and name in usual_doubt
         if len(values) > 1 or options[name] is None or unknown:
             left[name] = Open(ask=_ask(name, values))
     return options | metadata, left, tuple(options)
@@ -225,6 +226,23 @@ def _published_with(from_file: Options) -> list[tuple[str, Options]]:
     return [
         (name, o) for name, o in _known() if all(o[n] == v for n, v in from_file.items() if n in o)
     ]
+
+
+def published_heads(options: Options) -> tuple[int | None, dict[str, Open]]:
+    """The heads of the published ViTs of such sizes, and how open they are: asked for where there are none, or several.
+
+    Args:
+      options: of a ViT with a class token; its heads are assumed.
+    """
+    usual = {"gated_mlp": False, "rope": "none", "layer_scale": "none"}
+    sizes = {name: options[name] for name in ("depth", "width", "mlp_dim")} | {"class": True}
+    sizes |= {name: options.get(name, value) for name, value in usual.items()}
+    values: dict[Any, list[str]] = {}
+    for architecture, other in _published_with(sizes):
+        values.setdefault(other["heads"], []).append(architecture)
+    if len(values) == 1:
+        return next(iter(values)), {}
+    return None, {"heads": Open(ask=_ask("heads", values))}
 
 
 def check_supported(architecture: str) -> None:

@@ -22,6 +22,7 @@ from vit_jax.interchange.conversions.rules import (
     reshaped,
     transposed,
 )
+from vit_jax.interchange.conversions.skips import Skip
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 Fields = dict[str, Any]
@@ -56,11 +57,42 @@ DEFAULTS: dict[str, Fields] = {
     "clip_vision_model": _CLIP,
 }
 _PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
-# Not part of the network, beside what is listed where it is recognised.
+
+
+def _place_numbers(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+    return np.arange(found.size).reshape(found.shape)
+
+
+def _no_rows(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+    return np.zeros((1, 0, config.width))
+
+
+def _frequencies(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+    size = config.width // config.heads // 4
+    return config.rope_theta ** (-np.arange(size) / size)
+
+
+# Not part of the network, beside what `_LEFT_OUT` has of its kind.
 _BESIDE = (
-    r"(.*\.)?mask_token", r"decoder\..*", r"text_model\..*", "logit_(scale|bias)",
-    r"(text|visual)_projection\.weight", r".*\.position_ids", r".*rope_embeddings\..*",
+    Skip(r"(.*\.)?mask_token", "stands for patches that pre-training hides, and no image has any"),
+    Skip(r"decoder\..*", "predicts hidden patches", "a decoder"),
+    Skip(r"text_model\..*", "reads texts, not images", "the text tower"),
+    Skip("logit_(scale|bias)", "of the loss between images and texts", "the text tower"),
+    Skip(r"(text|visual)_projection\.weight", "leads to where images meet texts", "the text tower"),
+    Skip(
+        r"(.*\.)?embeddings\.position_ids", "rows of the table in their order, 0, 1, …",
+        computed=_place_numbers,
+    ),
+    Skip(
+        r"(.*\.)?rope_embeddings\.inv_freq", "frequencies of rotary positions, which follow from rope_theta",
+        computed=_frequencies,
+    ),
 )  # fmt: skip
+_NO_REGISTERS = Skip(r"(.*\.)?register_tokens", "a table of no registers", computed=_no_rows)
+_LEFT_OUT = {
+    "dinov3_vit": (Skip(r"classifier\..*", "transformers has no class that reads it", "a head"),),
+    "siglip": (Skip(r"(.*\.)?head\..*", "its classifier reads the mean of the patches", "a head"),),
+}  # fmt: skip
 
 
 def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
@@ -85,7 +117,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     }.get(layout["kind"], _plain)
     more, left_out = beside(shapes, value, found[0])
     if not more.get("registers"):  # DINOv3 keeps a table of none.
-        left_out = (*left_out, r"(.*\.)?register_tokens")
+        left_out = (*left_out, _NO_REGISTERS)
     # NaFlex has a number of patches in place of a size.
     sized = {"image_size"} if "num_patches" in value else set()
     assumed = vit_config_json.assumed(
@@ -94,11 +126,11 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
 
 
-def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
     return {"qkv_bias": value["qkv_bias"]}, ()
 
 
-def _dinov2(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+def _dinov2(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
     hidden = int(value["hidden_size"] * value["mlp_ratio"])
     options = {"layer_scale": "all", "qkv_bias": value["qkv_bias"], "mlp_dim": hidden}
     if value["use_swiglu_ffn"]:
@@ -108,7 +140,7 @@ def _dinov2(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[s
     return options | {"registers": value.get("num_register_tokens", 0)}, ()
 
 
-def _dinov3(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+def _dinov3(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
     biases = tuple(bool(value[f"{name}_bias"]) for name in ("query", "key", "value"))
     known = {(True, True, True), (True, False, True), (False, False, False)}
     if biases not in known or value["proj_bias"] != value["mlp_bias"]:
@@ -124,26 +156,26 @@ def _dinov3(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[s
         "projection_bias": value["proj_bias"],
         "gated_mlp": value["use_gated_mlp"],
     }
-    return options, (r"classifier\..*",)
+    return options, _LEFT_OUT["dinov3_vit"]
 
 
-def _siglip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+def _siglip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
     options: Fields = {"pool": "map"}
     if "classifier.weight" in shapes or f"{prefix}head.probe" not in shapes:
         options = {"pool": "mean", "num_classes": shapes.get("classifier.bias", (0,))[0]}
     if "num_patches" in value:
         (patch,) = {value["patch_size"]}
         options["image_size"] = math.isqrt(value["num_patches"]) * patch
-    return options, () if options["pool"] == "map" else (r"(.*\.)?head\..*",)
+    return options, () if options["pool"] == "map" else _LEFT_OUT["siglip"]
 
 
-def _clip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+def _clip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
     options = {"pre_norm": True, "patch_bias": False, "last_norm": "pooled"}
     if "classifier.weight" not in shapes:
         return options, ()
     classes = shapes["classifier.bias"][0]
     options |= {"pool": "mean", "keep_class_token": True, "last_norm": "none"}
-    return options | {"num_classes": classes}, (r"(.*\.)?post_layernorm\..*",)
+    return options | {"num_classes": classes}, ()
 
 
 def gated_size(hidden: int) -> int:

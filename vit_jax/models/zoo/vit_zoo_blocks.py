@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import attend, choices, relative, rope, stack
+from vit_jax.compute import attend, choices, rope, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
 from vit_jax.models import classifier, pooling, positions, rotary
 from vit_jax.models.attention import Attention
@@ -176,6 +176,8 @@ class PublishedBlock(nnx.Module):
         if self.position is not None:
             position = positions.of_layer(self.position, self.config, x.dtype)
         if self.config.biased_attention:
+            from vit_jax.compute import relative
+
             return x, relative.bias(position)
         return x if position is None else x + position, None
 

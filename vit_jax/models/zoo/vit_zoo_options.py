@@ -16,6 +16,13 @@ from vit_jax.models.zoo import vit_zoo_blocks as blocks
 
 _structure = functools.partial(option, role="structure", published=True)
 _convention = functools.partial(option, role="convention", published=True)
+# DINOv3's sizes with gated MLPs, which no other ViT has: depth, width, hidden size, heads.
+_DINOV3 = {
+    (12, 384, 1536, 6): "S+",
+    (24, 1024, 4096, 16): "L+",
+    (32, 1280, 5120, 20): "H+",
+    (40, 4096, 8192, 32): "7B",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +219,25 @@ class PublishedViTConfig(VisionTransformerConfig):
         if self.crop_to_patches:
             return tuple(side // self.patch for side in self.height_width)
         return super().grid
+
+    @property
+    def knows_places(self) -> bool:
+        """Whether tokens have positions of any kind."""
+        return self.position != "none" or self.rope != "none"
+
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """'DINOv3' and its name there for models of its structure; the name '' where ViTs of that size are listed."""
+        if self.rope != "centred" or self.layer_scale != "all" or self.norm != "layer":
+            return "", ""
+        sizes = (self.depth, self.width, self.mlp_dim, self.heads)
+        size = _DINOV3.get(sizes) if self.gated_mlp else None
+        return "DINOv3", f"ViT-{size}/{self.patch}" if size else ""
+
+    def may_be_called(self, name: str) -> bool:
+        """Whether it is no DeiT's name, or it has neither rotary positions, registers nor gated MLPs."""
+        later = self.rope != "none" or self.registers or self.gated_mlp
+        return not (later and name.startswith("DeiT-"))
 
     @property
     def reads_class_token(self) -> bool:

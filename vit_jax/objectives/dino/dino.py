@@ -120,7 +120,7 @@ class Dino(Objective):
         self.gram_start = context.to_steps(options.gram_start)
         self.gram_refresh = context.to_steps(options.gram_refresh)
 
-    def own(self, rngs: nnx.Rngs) -> Own:
+    def own_modules(self, rngs: nnx.Rngs) -> Own:
         model = self.context.model
         check_models(model, self.views, self.options.view_resize)
         width = model.representation or model.width

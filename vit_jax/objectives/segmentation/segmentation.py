@@ -136,7 +136,7 @@ class Segmentation(Objective):
         found = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
         return tuple(x.shape[1:] for x in found)
 
-    def own(self, rngs: nnx.Rngs) -> nnx.Module:
+    def own_modules(self, rngs: nnx.Rngs) -> nnx.Module:
         model, classes, options = self.context.model, self.num_classes, self.options
         if options.head == "eomt":
             return QueryHead(model, classes, options.queries, options.blocks, rngs)

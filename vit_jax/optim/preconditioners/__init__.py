@@ -7,30 +7,31 @@ a line in the table below.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
 
 from vit_jax.base import patterns
-from vit_jax.optim import matrices
-from vit_jax.optim.matrices import Matrices
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
+from vit_jax.base.schema import nearest
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.options import Optim
-from vit_jax.optim.preconditioners.adamuon import adamuon
-from vit_jax.optim.preconditioners.muon import muon
-from vit_jax.optim.preconditioners.normuon import normuon
-from vit_jax.optim.preconditioners.shampoo import shampoo
-from vit_jax.optim.preconditioners.soap import soap
 
-Preconditioner = Callable[[Optim, Matrices], optax.GradientTransformation]
-PRECONDITIONERS: dict[str, Preconditioner] = {
-    "muon": muon,
-    "adamuon": adamuon,
-    "normuon": normuon,
-    "shampoo": shampoo,
-    "soap": soap,
-}
+if TYPE_CHECKING:
+    from vit_jax.optim.matrices import Matrices
+
+Preconditioner = Callable[[Optim, "Matrices"], optax.GradientTransformation]
+PRECONDITIONERS: LazyTable[Preconditioner] = LazyTable(
+    {
+        "muon": "vit_jax.optim.preconditioners.muon:muon",
+        "adamuon": "vit_jax.optim.preconditioners.adamuon:adamuon",
+        "normuon": "vit_jax.optim.preconditioners.normuon:normuon",
+        "shampoo": "vit_jax.optim.preconditioners.shampoo:shampoo",
+        "soap": "vit_jax.optim.preconditioners.soap:soap",
+    }
+)
 
 
 def register(name: str, make: Preconditioner) -> None:
@@ -38,7 +39,14 @@ def register(name: str, make: Preconditioner) -> None:
     PRECONDITIONERS[name] = make
 
 
-def summarize(found: Matrices, config: Optim) -> str:
+def check_name(name: str) -> None:
+    """Raises `ConfigError` unless there is such an optimizer, of matrices or others."""
+    known = [*OPTIMIZERS, *PRECONDITIONERS]
+    if name not in known:
+        raise ConfigError(f"config.optim.name = {name!r} is not an optimizer{nearest(name, known)}")
+
+
+def summarize(found: "Matrices", config: Optim) -> str:
     """Who takes what, in words."""
     counts = {
         shape: sum(found.count(name) for name in names) for shape, names in found.stacks().items()
@@ -52,6 +60,8 @@ def make(config: Optim, params: Any, inputs: Sequence[str]) -> optax.GradientTra
     """The direction of all parameters: that of a preconditioner for matrices, and of
     `config.optim.others` for the rest; arguments as of `matrices.find`.
     """
+    from vit_jax.optim import matrices
+
     found = matrices.find(config, params, inputs)
 
     def is_matrix(tree):

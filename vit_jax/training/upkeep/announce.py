@@ -12,7 +12,6 @@ from absl import logging
 from clu import parameter_overview
 from etils import epath
 
-from vit_jax import optim
 from vit_jax.base import durations, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
@@ -24,7 +23,7 @@ from vit_jax.devices import local as host
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator, held_out
 from vit_jax.models import naming, registry
-from vit_jax.optim import preconditioners
+from vit_jax.optim.options import is_of_matrices
 from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep.clock import KINDS, Clock
@@ -112,9 +111,11 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
     data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
     epochs = steps * config.batch_size / examples
     start = f", starting from {config.init_from}" if config.init_from else ""
-    averaged = optim.keeps_average(config.optim.name, config.optim.ema)
-    found = assembly.matrices()
-    matrices = [] if found is None else [preconditioners.summarize(found, config.optim)]
+    matrices = []
+    if is_of_matrices(config.optim.name):
+        from vit_jax.optim import preconditioners
+
+        matrices = [preconditioners.summarize(assembly.matrices(), config.optim)]
     return [
         f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
         f"{sizes.size_text(model.image_size)} pixels{classes}{start}",
@@ -123,7 +124,11 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
         *_adapted(assembly, count),
         *matrices,
-        *(["averaged parameters are evaluated, exported and loaded"] if averaged else []),
+        *(
+            ["averaged parameters are evaluated, exported and loaded"]
+            if assembly.evaluated == "ema"
+            else []
+        ),
     ]
 
 
@@ -151,11 +156,10 @@ def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
     config = assembly.config
     guests = [type(assembly.model_config), type(assembly.networks.objective)]
     guests += [type(evaluator) for evaluator in _evaluators(suite)]
-    guests += [
-        preconditioners.PRECONDITIONERS[name]
-        for name in (config.optim.name,)
-        if name in preconditioners.PRECONDITIONERS
-    ]
+    if is_of_matrices(config.optim.name):
+        from vit_jax.optim import preconditioners
+
+        guests.append(preconditioners.PRECONDITIONERS[config.optim.name])
     guests += [sources.OPENERS[config.data.name]] if config.data.name in sources.OPENERS else []
     return user_files.to_python(config, head, user_files.outside(guests))
 

@@ -26,7 +26,6 @@ from vit_jax.models import classifier, registry
 
 FILE = "reference.json"
 _PACKAGE = pathlib.Path(__file__).with_name("curves.json")
-_SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
 # What makes a run more than where and how often something is kept: the parts of a recipe.
 _RECIPE = ("batch_size", "duration", "augment.", "data.", "model.", "objective.", "optim.")
 _NO_RECIPE = (
@@ -228,12 +227,6 @@ def recipe_of(config: Mapping) -> dict:
         flat |= {name if key is None else f"{name}.{key}": one for key, one in inner}
     flat = json.loads(json.dumps(flat))
     return {n: v for n, v in flat.items() if n.startswith(_RECIPE) and n not in _NO_RECIPE}
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is between 0 and 1, and written in percent."""
-    last = metric.split("/")[-1]
-    return last in _SHARES or last.endswith(("accuracy", "shot"))
 
 
 def default_recipe(model_name: str) -> dict:

@@ -3,6 +3,7 @@ gradient is that is not finite.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -12,12 +13,15 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
+from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import make_gradient
 from vit_jax.training.upkeep.audit import Audit, CordonHost, Events, WrongState
-from vit_jax.training.upkeep.replay import Batch, Replay
 from vit_jax.training.with_data import assembly_for
+
+if TYPE_CHECKING:
+    from vit_jax.training.upkeep.replay import Replay
 
 
 class DeviceChecks:
@@ -122,7 +126,9 @@ class DeviceChecks:
             raise CordonHost(f"{message}; {self.events.cordon}")
         raise WrongState(message)
 
-    def _make_replay(self) -> Replay:
+    def _make_replay(self) -> "Replay":
+        from vit_jax.training.upkeep.replay import Replay
+
         config, networks = self._assembly.config, self._assembly.networks
         # As a run of one device, with its share of the rows.
         alone = dataclasses.replace(

@@ -22,7 +22,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.base.settings import change
 from vit_jax.checkpoints import pins, reading
-from vit_jax.config import config_class, default_config
+from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import run as running
 from vit_jax.evaluation import suites
@@ -98,7 +98,7 @@ class What:
     def _evaluators(self) -> list[str]:
         """The names of those that are set. Raises `ConfigError` for settings that no config takes."""
         config = default_config()
-        change(config, config_class(), list(self.settings))
+        change(config, Config, list(self.settings))
         return [entry if isinstance(entry, str) else entry[0] for entry in config.eval.evaluators]
 
 

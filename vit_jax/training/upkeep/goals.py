@@ -8,7 +8,6 @@ from absl import logging
 
 from vit_jax import evaluation
 from vit_jax.config import Eval
-from vit_jax.training.upkeep import provenance
 from vit_jax.training.upkeep.clock import Clock
 
 
@@ -26,7 +25,11 @@ class Goals:
         """Continues from what was saved with a checkpoint; of runs that were not saved, {}."""
         self._config = config
         # At the start: a checkout may change while the run continues.
-        self._where = provenance.describe_process() if config.target is not None else {}
+        self._where = {}
+        if config.target is not None:
+            from vit_jax.training.upkeep import provenance
+
+            self._where = provenance.describe_process()
         self.best: dict[str, Any] | None = saved.get("best")
         reached = saved.get("reached")
         self.reached: dict[str, Any] | None = (
@@ -38,6 +41,8 @@ class Goals:
         metric, sign = evaluation.best_metric(self._config.best, metrics)
         value, target = metrics[metric], self._config.target
         if self.reached is None and target is not None and sign * value >= sign * target:
+            from vit_jax.training.upkeep import provenance
+
             self.reached = {
                 "metric": metric,
                 "value": value,

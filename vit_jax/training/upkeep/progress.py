@@ -21,7 +21,6 @@ from vit_jax.devices import chips, local
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep import writers as metric_writers
 from vit_jax.training.upkeep.clock import Clock
-from vit_jax.training.upkeep.wandb_writer import WandbWriter
 
 # What the rest of a run will spend time on.
 _PACE = ("steps", "input", "evaluate", "save")
@@ -231,6 +230,8 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
     if config.log.tensorboard:
         writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
     if config.log.wandb:
+        from vit_jax.training.upkeep.wandb_writer import WandbWriter
+
         writers.append(WandbWriter(config.log.wandb, workdir, folder, dataclasses.asdict(config)))
     if places.in_bucket(workdir):
         writers.append(metric_writers.BucketWriter(folder, workdir))

@@ -10,7 +10,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.sizes import height_width
 from vit_jax.config import Config
 from vit_jax.data.record import Source
-from vit_jax.evaluation import Suite, best_metric
+from vit_jax.evaluation import Suite, best_metric, is_share
 from vit_jax.evaluation.contract import held_out
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep.curves import (
@@ -18,7 +18,6 @@ from vit_jax.training.upkeep.curves import (
     Curve,
     default_recipe,
     differences,
-    is_share,
     read_curve,
     recipe_of,
     sizes_of,
@@ -121,7 +120,7 @@ class Reference:
 
 
 def make_reference(assembly: Assembly, source: Source, suite: Suite) -> Reference | None:
-    """The reference of a run; `None` where it has none, or its curve is of something else, which is logged.
+    """The reference of a run that names a curve; `None` where that is of something else, which is logged.
 
     Args:
       source, suite: its examples and evaluators.
@@ -143,7 +142,7 @@ def make_reference(assembly: Assembly, source: Source, suite: Suite) -> Referenc
 def check_reference(
     assembly: Assembly, source: Source | None, suite: Suite | None
 ) -> tuple[Curve | None, list[str]]:
-    """The curve that a run is compared with, `None` for none, and what is to be noted about it.
+    """The curve that a run names, `None` where it is not compared with it, and what is to be noted about it.
 
     Args:
       source, suite: its examples and evaluators, if the data is at hand.
@@ -153,13 +152,6 @@ def check_reference(
     """
     config = assembly.config
     name, stop_below = config.reference.curve, config.reference.stop_below
-    if not name:
-        if stop_below:
-            raise ConfigError(
-                f"config.reference.stop_below = {stop_below:g} has no effect without a curve: set "
-                "--config.reference.curve=NAME"
-            )
-        return None, []
     curve = read_curve(name)
     if source is None or suite is None:
         return None, []

@@ -18,9 +18,7 @@ from vit_jax.data.labels.masks import IGNORED
 from vit_jax.data.labels.segments import classes_of
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes
-from vit_jax.evaluation import maps
 from vit_jax.objectives.contract import Batch
-from vit_jax.pictures import masks
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import make_gradient, prepare_inputs
@@ -45,12 +43,12 @@ class Snapshots:
         """`classes` are names."""
         log, whole = assembly.config.log, meshes.replicated(mesh)
         wanted = [
-            (log.images, make_images(assembly), functools.partial(_write_images, classes)),
-            (log.histograms, make_histograms(assembly), _write_histograms),
+            (log.images, make_images, functools.partial(_write_images, classes)),
+            (log.histograms, make_histograms, _write_histograms),
         ]
         self._due = [
-            _Due(every, jax.jit(compute, out_shardings=whole), write)
-            for duration, compute, write in wanted
+            _Due(every, jax.jit(make(assembly), out_shardings=whole), write)
+            for duration, make, write in wanted
             if (every := assembly.to_steps(duration))
         ]
         self._pending: list[tuple[_Due, int, dict]] = []
@@ -79,6 +77,8 @@ def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], dict[str, j
     permuted, as pixels (n, H, W, 1 or 3) uint8; of several views the first. With masks `labels` too: those of the
     step and what the model, as it is evaluated, predicts, (2, n, H, W) uint8.
     """
+    from vit_jax.evaluation import maps
+
     networks, config = assembly.networks, assembly.config
     map_network = maps.make_map_network(networks)
 
@@ -146,6 +146,8 @@ def with_masks(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -
       images, labels: see `make_images`.
       classes: names.
     """
+    from vit_jax.pictures import masks
+
     colors, seen = masks.palette(len(classes)), np.unique(labels)
     legend = masks.legend([(classes[i], tuple(colors[i])) for i in seen.tolist() if i != IGNORED])
     nothing = np.full(labels.shape[1:], IGNORED, np.uint8)

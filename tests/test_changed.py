@@ -1,0 +1,85 @@
+"""Which tests a change reaches, in a small repository, and that what `changed.py` states is there in this one."""
+
+import ast
+
+import pytest
+
+from tests.changed import CORE_TESTS, PLUGINS, READERS, WHOLE, Reach
+from tests.import_graph import ROOT, modules, parsed
+
+FILES = {
+    "vit_jax/__init__.py": "if TYPE_CHECKING:\n    from vit_jax.loop import train",
+    "vit_jax/loop.py": "from vit_jax import zoo",
+    "vit_jax/zoo/__init__.py": 'TABLE = {"vit": ("vit_jax.zoo.vit:ViT", "ViT-"), "mixer": "vit_jax.zoo.mixer"}',
+    "vit_jax/zoo/vit.py": "",
+    "vit_jax/zoo/mixer.py": "from vit_jax.zoo import mixing",
+    "vit_jax/zoo/mixing.py": "import json\nNAMES = json.load(open('names.json'))",
+    "vit_jax/names.json": "",
+    "configs/tokens.py": 'model = "mixer"',
+    "configs/more_tokens.py": "import tokens",
+    "launch/start.sh": "",
+    "tests/conftest.py": '@fixture\ndef trained():\n    return train("tokens")\n\n\ndef other(): pass',
+    "tests/helpers.py": "def loop():\n    import vit_jax.loop\n\n\ndef vit():\n    import vit_jax.zoo.vit",
+    "tests/test_imports_it.py": "from vit_jax.zoo.mixer import Mixer",
+    "tests/test_names_it.py": 'make("--model=mixer")',
+    "tests/test_says_it.py": '"""A mixer."""\nassert error == "the run of a mixer is not as long as it was"',
+    "tests/test_names_a_size.py": 'make("ViT-B/16")',
+    "tests/test_uses_a_fixture.py": "def test_it(trained): pass",
+    "tests/test_uses_a_helper.py": "from tests.helpers import vit\nvit()",
+    "tests/test_trains.py": "import vit_jax\nvit_jax.train()",
+    "tests/test_names_a_recipe.py": 'load_config("configs/more_tokens.py")',
+    "tests/test_starts.py": 'run("start.sh")',
+    "tests/test_nothing.py": "import json",
+}  # fmt: skip
+
+MIXER = {"uses_a_fixture", "names_a_recipe"}  # by the recipe of tokens
+
+
+@pytest.fixture(scope="module")
+def reach(tmp_path_factory):
+    root = tmp_path_factory.mktemp("repository")
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Reach(root)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("vit_jax/zoo/mixer.py", {*MIXER, "imports_it", "names_it"}),
+        ("vit_jax/zoo/mixing.py", {*MIXER, "imports_it", "names_it"}),
+        ("vit_jax/names.json", {*MIXER, "imports_it", "names_it"}),
+        ("vit_jax/zoo/vit.py", {"names_a_size", "uses_a_helper"}),
+        ("vit_jax/loop.py", {"trains"}),
+        ("launch/start.sh", {"starts"}),
+        ("configs/tokens.py", MIXER),
+        ("tests/test_nothing.py", {"nothing"}),
+    ],
+)
+def test_a_change_reaches_the_tests_that_import_or_name_what_changed(reach, path, expected):
+    stated = set(CORE_TESTS).union(
+        *(tests for folder, tests in READERS.items() if path.startswith(folder))
+    )
+    assert set(reach.reached_by([path])) - stated == {f"tests/test_{name}.py" for name in expected}
+
+
+def test_the_core_is_tested_whatever_changed_and_changes_add_up(reach):
+    assert reach.reached_by([]) == sorted(CORE_TESTS)
+    one, other = reach.reached_by(["vit_jax/loop.py"]), reach.reached_by(["vit_jax/zoo/vit.py"])
+    assert reach.reached_by(["vit_jax/loop.py", "vit_jax/zoo/vit.py"]) == sorted({*one, *other})
+
+
+@pytest.mark.parametrize("path", ["setup.py", "tests/conftest.py", "a file that no test names"])
+def test_what_may_reach_any_test_reaches_all(reach, path):
+    assert reach.reached_by(["vit_jax/loop.py", path]) is None
+
+
+def test_what_is_stated_is_there():
+    known = modules("vit_jax", "tests")
+    files = [*CORE_TESTS, *(test for tests in READERS.values() for test in tests)]
+    assert [name for name in [*files, *READERS] if not (ROOT / name).exists()] == []
+    assert known.keys() >= PLUGINS
+    for module in set(WHOLE.values()):
+        names = {node.id for node in ast.walk(parsed(known[module])) if isinstance(node, ast.Name)}
+        assert names & {name for name, place in WHOLE.items() if place == module}, module

@@ -1,0 +1,59 @@
+"""Tables of names whose entries are imported when they are asked for: families, objectives, evaluators."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LazyTable(MutableMapping, Generic[T]):
+    """What has a name, by name: in the order in which it was added, as in a dict.
+
+    >>> table = LazyTable({"sqrt": "math:sqrt", "json": "json"})
+    >>> table["sqrt"](4.0)
+    2.0
+    >>> table["double"] = lambda value: 2 * value
+    >>> list(table)
+    ['sqrt', 'json', 'double']
+    """
+
+    def __init__(self, places: Mapping[str, str], then: Callable[[Any], T] = lambda found: found):
+        """The entries of a package.
+
+        Args:
+          places: 'MODULE:ATTRIBUTE', or the 'MODULE' itself, by name.
+          then: what makes the entry of what is imported.
+        """
+        self._places, self._entries, self._then = dict(places), dict.fromkeys(places), then
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._places:
+            module, _, attribute = self._places[name].partition(":")
+            found = importlib.import_module(module)
+            self[name] = self._then(getattr(found, attribute) if attribute else found)
+        return self._entries[name]
+
+    def __setitem__(self, name: str, entry: T) -> None:
+        self._entries[name] = entry
+        self._places.pop(name, None)
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+        self._places.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def imported(self) -> Iterator[T]:
+        """The entries whose modules are imported already, by whomever."""
+        for name in list(self._entries):
+            if self._places.get(name, "").partition(":")[0] in ("", *sys.modules):
+                yield self[name]

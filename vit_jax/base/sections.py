@@ -1,0 +1,100 @@
+"""Sections of the config whose options depend on the name in them: `config.model` has those of the family
+that `config.model.name` is of.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+
+from ml_collections import ConfigDict, config_dict
+
+from vit_jax.base import schema
+
+
+class NamedSection(ConfigDict):
+    """A section with the options of what its `name` names; another name swaps them, and what was set stays.
+
+    Options of others are found too, so that their order does not matter: all are imported for the first that
+    what is named does not have. A value that stays with a name that has no such option is an error where the
+    model or objective is made.
+
+    A subclass declares `TITLE`, `NAME` (the dataclass with `name`), `class_named` and `classes`.
+    """
+
+    TITLE: str
+    NAME: type
+
+    @classmethod
+    def class_named(cls, name: str) -> type | None:
+        """The dataclass of the options of what has this name, of an unknown name those that all share."""
+        raise NotImplementedError
+
+    @classmethod
+    def classes(cls) -> tuple[type, ...]:
+        """The dataclass of every one that has a name."""
+        raise NotImplementedError
+
+    @classmethod
+    def everything(cls) -> type:
+        """The dataclass with the options of all."""
+        return _union(cls.TITLE, cls.NAME, *cls.classes())
+
+    @classmethod
+    def declared(cls, values: ConfigDict | Mapping) -> type:
+        """The dataclass of a section with these values: with options of others if one of those is set."""
+        found = cls._named(values)
+        of_others = [name for name in values if name not in _options(found)]
+        # JSON of earlier versions names all options there are, most of them not set.
+        if isinstance(values, dict):
+            of_others = [name for name in of_others if values[name] is not None]
+        return cls.everything() if of_others else found
+
+    @classmethod
+    def _named(cls, values: ConfigDict | Mapping) -> type:
+        named = cls.class_named(values.get("name") or "")
+        return _union(cls.TITLE, cls.NAME, *([named] if named else []))
+
+    def option(self, name: str) -> dataclasses.Field | None:
+        """The option of this name: that of what is named, or else of others; `None` if there is none."""
+        return _options(self._named(self)).get(name) or _options(self.everything()).get(name)
+
+    def __setitem__(self, key: str, value: object) -> None:
+        if self.is_locked and key not in self and (option := self.option(key)):
+            self._add([option])
+        super().__setitem__(key, value)
+        if self.is_locked and key == "name":
+            self._swap()
+        elif self.is_locked and value is None and key not in _options(self._named(self)):
+            self._drop([key])
+
+    def __getitem__(self, key: str) -> object:
+        found = key in self or key.startswith("_") or key == "name" or not self.is_locked
+        if found or self.option(key) is None:
+            return super().__getitem__(key)
+        return None  # an option of others, not set
+
+    def _swap(self) -> None:
+        """Replaces the options that are not set by those of what is now named."""
+        options = _options(self._named(self))
+        self._drop([name for name, value in self.items() if value is None])
+        self._add(option for name, option in options.items() if name not in self)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        with self.unlocked():
+            for name in names:
+                del self[name]
+
+    def _add(self, options: Iterable[dataclasses.Field]) -> None:
+        with self.unlocked():
+            for option in options:
+                self[option.name] = config_dict.placeholder(schema.option_type(option.type))
+
+
+@functools.cache
+def _union(title: str, base: type, *classes: type) -> type:
+    return schema.union(title, base, *classes)
+
+
+@functools.cache
+def _options(cls: type) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in schema.options(cls)}

@@ -1,0 +1,33 @@
+"""A trained model and what is needed to use it, wherever it comes from."""
+
+import dataclasses
+
+from etils import epath
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints.objective_weights import Own
+from vit_jax.models import classifier
+
+
+@dataclasses.dataclass
+class TrainedModel:
+    """A trained model and what is needed to use it.
+
+    Attributes:
+      model: with its parameters loaded (the averaged ones, if the run kept an average).
+      model_config: the family's config.
+      config: the run's.
+      classes: label names, in the order of the logits.
+      step: steps trained.
+      directory: of the checkpoint.
+      own: what the objective owns, where the model answers by it.
+    """
+
+    model: nnx.Module
+    model_config: classifier.ClassifierConfig
+    config: ConfigDict
+    classes: tuple[str, ...]
+    step: int
+    directory: epath.Path
+    own: Own | None = None

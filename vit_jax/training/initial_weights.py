@@ -1,0 +1,165 @@
+"""The weights that a run takes from the checkpoints of others: of `config.init_from`, of a fixed teacher, and of what
+an objective is anchored to. A run that names none of them does not import this.
+"""
+
+from collections.abc import Collection, Mapping
+
+import jax
+import numpy as np
+from absl import logging
+
+from vit_jax.base import patterns
+from vit_jax.interchange import fitting, formats, loading, saved_objectives, tensors_by_name
+from vit_jax.models import registry
+from vit_jax.models.lora import ADAPTERS
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.contract import Anchor
+from vit_jax.objectives.networks import OWN, FixedTeacher
+from vit_jax.training import state as states
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.state import TrainState
+
+
+def check_fits(assembly: Assembly) -> None:
+    """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
+    like = registry.abstract_weights(assembly.model_config)[1]
+    loading.check_fit(_read(assembly), like, assembly.model_config, **_init_options(assembly))
+    _own_reset(assembly, assembly.networks.abstract_own())
+
+
+def _read(assembly: Assembly) -> formats.LoadedCheckpoint:
+    """The checkpoint of `config.init_from`, its arrays unread."""
+    return formats.read_checkpoint(assembly.config.init_from, hints=vars(assembly.model_config))
+
+
+def _init_options(assembly: Assembly) -> dict:
+    """How the weights of `config.init_from` are fitted."""
+    config = assembly.config
+    return {
+        "reset": fitting.model_patterns(config.init_reset, assembly.model_config),
+        "resize": config.init_resize,
+        "init_channels": config.init_channels,
+    }
+
+
+def _own_reset(assembly: Assembly, like: Weights) -> tuple[set[str], dict[str, np.ndarray]]:
+    """What `config.init_reset` names of the objective's own, see `patterns.select`.
+
+    Raises:
+      ConfigError: a pattern for what the objective owns selects nothing.
+    """
+    shapes = {f"{OWN}/{n}": x.shape for n, x in patterns.named(patterns.union(*like)).items()}
+    return patterns.select(
+        fitting.objective_patterns(assembly.config.init_reset), shapes, "config.init_reset"
+    )
+
+
+def start_from(assembly: Assembly, state: TrainState) -> TrainState:
+    """`state` with the weights of `config.init_from` in place of the new ones, except those to reset; those that
+    the objective owns too, if the checkpoint has them.
+    """
+    variables = dict(state.variables)
+    own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
+    if jax.tree.leaves(own):
+        own = own_weights(assembly, own)
+    weights = _weights(assembly, state)
+    base, params = _split(assembly, weights)
+    new = {name: tree for name, tree in state.params.items() if name == ADAPTERS}
+    params = ({OWN: own.params} if OWN in state.params else {}) | new | params
+    for owner, tree in {"model": weights.variables, OWN: own.variables}.items():
+        if tree:
+            variables[owner] = tree
+            if "teacher" in variables:
+                theirs = variables["teacher"]
+                copy = {owner: states.copied(tree, theirs[owner])}
+                variables["teacher"] = theirs | copy
+    if weights.variables and "ema" in variables:
+        variables["ema"] = states.copied(weights.variables, variables["ema"])
+    # Copies: the parameters' own buffers are donated to the step.
+    return state.replace(
+        params=params,
+        base=base,
+        ema=None if state.ema is None else states.copied(params, state.ema),
+        teacher=None if state.teacher is None else states.copied(params, state.teacher),
+        variables=variables,
+    )
+
+
+def base_of(assembly: Assembly, state: TrainState) -> dict | None:
+    """The frozen base below the adapters of a state, read again, since it is not saved with them."""
+    return _split(assembly, _weights(assembly, state))[0]
+
+
+def teacher_weights(teacher: FixedTeacher, like: Weights) -> Weights:
+    """The weights of a fixed teacher, in the places of `like`."""
+    checkpoint = formats.read_checkpoint(teacher.path, hints=vars(teacher.config))
+    where = "config.objective.teacher"
+    return loading.fit_weights(checkpoint, like, teacher.config, where=where)
+
+
+def anchor_params(assembly: Assembly, anchor: Anchor, like: Weights) -> dict:
+    """The parameters of the earlier checkpoint that an objective is anchored to, in the places of `like`."""
+    how = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
+    checkpoint = formats.read_checkpoint(anchor.path, hints=vars(assembly.model_config))
+    return loading.fit_weights(checkpoint, like, assembly.model_config, **how).params
+
+
+def _weights(assembly: Assembly, state: TrainState) -> Weights:
+    """The model of `config.init_from`, fitted to the run's, in the places of the state's; what is to be reset
+    is the state's.
+    """
+    of_model = {n: tree for n, tree in state.params.items() if n not in (OWN, ADAPTERS)}
+    return loading.fit_weights(
+        _read(assembly),
+        Weights(patterns.union(state.base or {}, of_model), state.variables.get("model", {})),
+        assembly.model_config,
+        **_init_options(assembly),
+    )
+
+
+def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
+    """The base below adapters, if there are any, and what is trained of a model."""
+    split = assembly.networks.adapters
+    return split.split(weights.params) if split else (None, weights.params)
+
+
+def own_weights(assembly: Assembly, new: Weights) -> Weights:
+    """What the objective owns: the arrays of `config.init_from` that it continues with, the others new. What is
+    taken and what is re-initialised, and why, is logged.
+
+    Args:
+      new: newly initialised.
+    """
+    config, objective = assembly.config, assembly.networks.objective
+    saved = saved_objectives.find_saved(_read(assembly), type(objective), vars(objective.options))
+    arrays = patterns.union(*new)
+    if saved is None:
+        taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
+    else:
+        taken, reset = objective.own_from(saved, new)
+    to_reset, layers = _own_reset(assembly, new)
+    for name in list(taken):
+        if f"{OWN}/{name}" in to_reset:
+            taken.pop(name)
+            reset[name] = "config.init_reset"
+    logging.info("config.init_from: %s", _summary(config.objective.name, taken, reset))
+    layers = {n: mask for n, mask in layers.items() if n.removeprefix(f"{OWN}/") in taken}
+    found = fitting.take(
+        {OWN: arrays},
+        {f"{OWN}/{name}": array for name, array in taken.items()},
+        {f"{OWN}/{name}" for name in reset},
+        layers,
+        is_logged=False,
+    )
+    return tensors_by_name.divided(found[OWN], new)
+
+
+def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -> str:
+    """What an objective continues with, and what is re-initialised, in words."""
+    parts = [f"of what the objective {objective} owns"]
+    if taken:
+        parts.append(f"{', '.join(taken)} continue as they are in the checkpoint")
+    for why in dict.fromkeys(reset.values()):
+        names = ", ".join(name for name, reason in reset.items() if reason == why)
+        parts.append(f"{names} re-initialised ({why})")
+    return f"{parts[0]}, {'; '.join(parts[1:])}"
