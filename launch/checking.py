@@ -132,23 +132,23 @@ def _check_files(words: list[str], site: Site) -> None:
 
 def _dry_run(words: list[str], site: Site, price: float) -> Checked:
     """What `train --dry_run` finds for the devices of the site."""
-    there = [_from_here(word, site) for word in words]
+    local_words = [_from_here(word, site) for word in words]
     target = [f"--topology={site.topology}", f"--slices={site.slices}"] if site.topology else []
     target += [f"--price_per_chip_hour={price}"] if price and target else []
-    code, out, err = run_vit_jax("train", *there, *target, "--dry_run", "--json")
+    code, out, err = run_vit_jax("train", *local_words, *target, "--dry_run", "--json")
     if code:
         raise ConfigError(
             f"nothing was started, since the training command is refused:\n{err.strip()}"
         )
     print(err, end="", file=sys.stderr)
-    found = json.loads(out.splitlines()[-1])
-    runs = [found] if "lines" in found else list(found.values())
+    report = json.loads(out.splitlines()[-1])
+    runs = [report] if "lines" in report else list(report.values())
     lines = [line for run in runs for line in run["lines"]]
     unchecked = list(dict.fromkeys(text for run in runs for text in run["unchecked"]))
     if site.remote and not site.topology:
         unchecked.append("whether config.mesh and config.batch_size fit the devices")
-    if site.gpus and "estimate" in found:
-        hours = found["estimate"]["seconds"][H100] / site.gpus / 3600
+    if site.gpus and "estimate" in report:
+        hours = report["estimate"]["seconds"][H100] / site.gpus / 3600
         cost = f", cost at least {hours * site.gpus * price:,.2f}" if price else ""
         lines.append(f"time: at least {hours:.3g} hours on {site.gpus} GPUs like {H100}{cost}")
     reads = sum(run.get("steps", 0) * run.get("batch_size", 0) for run in runs) * IMAGE_BYTES
@@ -166,8 +166,8 @@ def _from_here(word: str, site: Site) -> str:
 
 def simulated_devices(environment: Mapping[str, str]) -> int:
     """How many CPU devices a process has."""
-    found = re.search(_SIMULATED, environment.get("XLA_FLAGS", ""))
-    return int(found[1]) if found else 1
+    match = re.search(_SIMULATED, environment.get("XLA_FLAGS", ""))
+    return int(match[1]) if match else 1
 
 
 def run_vit_jax(*words: str) -> tuple[int, str, str]:

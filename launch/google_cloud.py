@@ -49,9 +49,9 @@ def warn_of_regions(buckets: list[str], region: str, checked: Checked) -> None:
         if answer is None:
             checked.unchecked.append(f"whether gs://{bucket} is in {region}, where the chips are")
             continue
-        found = json.loads(answer)
-        location = found["location"].upper()
-        regions = found.get("data_locations") or PAIRS.get(location, (location,))
+        bucket_info = json.loads(answer)
+        location = bucket_info["location"].upper()
+        regions = bucket_info.get("data_locations") or PAIRS.get(location, (location,))
         if region.upper() not in map(str.upper, regions):
             amount = f", {checked.reads / 1e12:,.1f} TB in all" if checked.reads else ""
             shell.warn(

@@ -1,90 +1,244 @@
-"""The guide's files as a user would run them, from outside of the package."""
+"""The guide's files as a user would run them, from outside of the package: nothing but the pages is used."""
 
+import ast
 import pathlib
 import re
 
+import cv2
 import jax
 import numpy as np
 import pytest
 
 import vit_jax
 from vit_jax import evaluation, objectives
+from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
+from vit_jax.inspection import run as inspecting
 from vit_jax.models import registry
 from vit_jax.optim import preconditioners
+from vit_jax.recipes import user_files
 
-GUIDE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "extending.md"
-FILES = {
-    re.match(r'"""(\w+)\.py', code)[1]: code
-    for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
-}
+DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+PAGES = [DOCS / "extending.md", *sorted((DOCS / "extending").glob("*.md"))]
+BLOCKS = [
+    code for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+]
+FILES = {match[1]: code for code in BLOCKS if (match := re.match(r'"""(\w+)\.py', code))}
+GUESTS = ("my_data", "my_evaluator", "my_model", "my_objective", "my_optimizer")
 TABLES = (
     objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,
 )  # fmt: skip
+TINY = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
+CHANGES = {
+    "duration": "2 steps", "batch_size": 32, "optim.warmup": "1 steps", "optim.ema": 0.9, "log.tensorboard": False,
+}  # fmt: skip
+# The registered files of a run, as `config.py` in its folder had them up to version 0.2.
+EARLIER = """from vit_jax.config import default_config
+from vit_jax.user_files import register
+
+register({path!r})
+
+
+def get_config():
+    config = default_config()
+    config.model.name = 'Pool-Ti/4'
+    return config
+"""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, compilation_cache):
     path = tmp_path_factory.mktemp("mine")
+    CHANGES["compilation_cache"] = compilation_cache
     for name, code in FILES.items():
         (path / f"{name}.py").write_text(code)
     families, tables = list(registry.GUESTS), [dict(table) for table in TABLES]
+    quantities = list(inspecting.QUANTITIES)
     yield path
-    registry.GUESTS[:] = families
+    registry.GUESTS[:], inspecting.QUANTITIES[:] = families, quantities
     for table, was in zip(TABLES, tables, strict=True):
         table.clear()
         table.update(was)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_the_guide_trains_and_resumes(folder, tmp_path, name):
+def tiny(folder: pathlib.Path, name: str):
+    """A page's config, of a few steps of a small model."""
     config = vit_jax.load_config(str(folder / f"{name}.py"))
-    config.update_from_flattened_dict({
-        "duration": "6 steps", "log.every": "2 steps", "checkpoint.every": "3 steps", "optim.ema": 0.9,
-        "batch_size": 32, "accumulate": 2, "log.tensorboard": False, "model.name": "Patches-S/4",
-    })  # fmt: skip
-    result = vit_jax.train(config, tmp_path)
-    assert result["step"] == 6 and np.isfinite(
-        result["loss" if name == "my_objective" else "accuracy"]
-    )
-    weights = reading.read_weights(tmp_path)
-    assert "objective" not in weights.params and int(weights.variables["trained"]) > 0
-    state = reading.read_parts(
-        reading.find_checkpoint(tmp_path),
-        {"model_variables": {"trained": jax.ShapeDtypeStruct((), np.int32)}},
-    )
-    # Every part of every batch has counted.
-    assert int(state["model_variables"]["trained"]) == 12
-    assert ("length/mean" in result) == (name == "my_evaluator")
-    run = vit_jax.load_run(tmp_path)
-    assert run.model(np.zeros((1, 32, 32, 3), np.float32)).features.shape == (1, 32)
+    model = {"name": "Pool-Ti/4"} if name == "my_model" else TINY
+    config.update_from_flattened_dict(CHANGES | {f"model.{key}": x for key, x in model.items()})
+    return config
 
 
-def test_a_guests_checkpoint_read_without_its_file_names_it(folder, tmp_path, command, monkeypatch):
-    config = vit_jax.load_config(str(folder / "my_objective.py"))
-    config.update_from_flattened_dict({
-        "duration": "1 steps", "batch_size": 8, "log.tensorboard": False, "model.name": "Patches-S/4",
-    })  # fmt: skip
-    vit_jax.train(config, tmp_path)
-    guests = [one for one in registry.GUESTS if "Patches-S/4" in one.VARIANTS]
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory):
+    """(result, folder) of a run of each page, by the name of its file."""
+    found = {}
+
+    def run(name: str):
+        if name not in found:
+            workdir = tmp_path_factory.mktemp(name)
+            found[name] = vit_jax.train(tiny(folder, name), workdir), workdir
+        return found[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", GUESTS)
+def test_the_file_of_a_page_trains_and_its_model_is_read_again(runs, name):
+    result, workdir = runs(name)
+    assert result["step"] == 2
+    assert np.isfinite(result["loss" if name == "my_objective" else "accuracy"])
+    assert ("balanced/lowest" in result) == (name == "my_evaluator")
+    if name == "my_evaluator":
+        assert 0 <= result["balanced/lowest"] <= result["balanced/mean"] <= 1
+        assert result["best"]["step"] == 2
+    assert "objective" not in reading.read_weights(workdir).params
+    model = vit_jax.load_run(workdir).model
+    images = np.random.default_rng(0).standard_normal((1, 32, 32, 3), np.float32)
+    output = model(images, capture=True)
+    assert output.features.shape == (1, 32)
+    if name == "my_model":
+        assert output.intermediates["mixed"].shape == (2, 1, 64, 32)
+
+
+def test_a_run_with_a_pages_optimizer_resumes_with_its_state(folder, runs):
+    result, workdir = runs("my_optimizer")
+    resumed = vit_jax.train(tiny(folder, "my_optimizer"), workdir)
+    assert resumed["step"] == 2 and resumed["accuracy"] == result["accuracy"]
+
+
+def test_operations_of_a_family_without_a_formula_are_counted_in_its_program(folder):
+    vit_jax.load_config(str(folder / "my_model.py"))
+    config = registry.model_config("Pool-Ti/4", image_size=32, num_classes=10)
+    assert config.block_flops() is None and config.flops() is None
+    patches, mlps, head = 2 * 64 * 48 * 32, 2 * (2 * 2 * 64 * 32 * 64), 2 * 32 * 10
+    assert registry.count_flops(config) == patches + mlps + head
+
+
+def test_the_recipe_that_a_run_writes_registers_its_files(folder, runs):
+    _, workdir = runs("my_objective")
+    text = (workdir / "config.py").read_text()
+    assert f"register_file({str(folder / 'my_objective.py')!r})" in text
+    assert imported(text) == {"vit_jax.extend"}
+    assert user_files.registered_by(workdir / "config.py") == [str(folder / "my_objective.py")]
+    assert vit_jax.load_config(str(workdir / "config.py")).objective.name == "rotation"
+
+
+def test_a_recipe_that_an_earlier_version_wrote_registers_its_files(folder, tmp_path):
+    recipe, path = tmp_path / "config.py", str(folder / "my_model.py")
+    recipe.write_text(EARLIER.format(path=path))
+    assert user_files.registered_by(recipe) == [path]
+    assert vit_jax.load_config(str(recipe)).model.name == "Pool-Ti/4"
+
+
+def test_a_guests_checkpoint_read_without_its_file_names_it(folder, runs, command, monkeypatch):
+    _, workdir = runs("my_model")
+    guests = [one for one in registry.GUESTS if "Pool-Ti/4" in one.VARIANTS]
     assert guests
     monkeypatch.setattr(registry, "GUESTS", [])
     for name in ("evaluate", "show", "predict"):
-        arguments = [tmp_path] if name == "show" else [f"--checkpoint={tmp_path}"]
+        arguments = [workdir] if name == "show" else [f"--checkpoint={workdir}"]
         code, _, err = command(name, *arguments, *(["a.jpg"] if name == "predict" else []))
         assert code == 2, err
-        assert "'Patches-S/4'" in err and f"--register={folder / 'my_family.py'}" in err
+        assert "'Pool-Ti/4'" in err and f"--register={folder / 'my_model.py'}" in err
 
 
 def test_models_lists_a_guest_as_markdown_too(folder, command, monkeypatch):
     monkeypatch.setattr(registry, "FAMILIES", LazyTable({}))  # counting all others takes long
-    code, out, err = command("models", "--markdown", f"--register={folder / 'my_family.py'}")
-    assert code == 0 and "| Patches-S/4 |" in out, err
+    code, out, err = command("models", "--markdown", f"--register={folder / 'my_model.py'}")
+    assert code == 0 and "| Pool-S/4 |" in out, err
 
 
-def test_the_guide_has_a_file_for_each_contract():
-    assert set(FILES) == {
-        "my_family", "my_objective", "my_evaluator", "my_source", "my_optimizer",
-    }  # fmt: skip
+def test_a_checkpoint_is_judged_by_a_guests_evaluator(folder, runs, command):
+    _, workdir = runs("my_data")
+    code, out, err = command(
+        "evaluate", f"--checkpoint={workdir}", f"--register={folder / 'my_evaluator.py'}",
+        "--config.eval.evaluators=('balanced',)",
+    )  # fmt: skip
+    assert code == 0 and "balanced/lowest" in out, err
+
+
+RIGHT = "        best = examples.logits.argmax(-1)\n"
+WRONG = {
+    "signature": ("def score(self, examples: Logits)", "def score(self, logits, targets)", "targets"),
+    "two values": (RIGHT, f"        logits, targets = examples\n{RIGHT}", "too many values to unpack"),
+    "shape": ("[:, None], axis=-1", ", axis=-1", "dimension"),
+    "no numbers": ('float(np.mean(accuracies))', 'accuracies', "the metric 'mean' is"),
+    "names": ('return "mean", "lowest"', 'return ("mean",)', "metrics() gives ('mean',)"),
+    "call": ("def metrics(self)", "def __call__(self, trained): ...\n\n    def metrics(self)", "too many positional"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_evaluator_ends_a_run_before_it_starts(folder, tmp_path, mistake):
+    before, after, message = WRONG[mistake]
+    code = FILES["my_evaluator"]
+    assert before in code
+    (tmp_path / "wrong_evaluator.py").write_text(code.replace(before, after))
+    config = tiny(tmp_path, "wrong_evaluator")
+    with pytest.raises(ConfigError) as error:
+        vit_jax.train(config, tmp_path / "run")
+    text = str(error.value)
+    assert "'balanced' (Balanced of wrong_evaluator.py) fails before the run" in text
+    assert message in text and "Expected: " in text
+    assert not (tmp_path / "run").exists()
+
+
+FEATURES = '''
+import numpy as np
+from vit_jax.extend import FeatureEvaluator, load_config, register_evaluator
+
+class Length(FeatureEvaluator):
+    def score(self, features, labels):
+        return {"mean": np.linalg.norm(features, axis=-1).mean(), "examples": len(labels)}
+
+register_evaluator("length", Length)
+
+def get_config():
+    config = load_config("digits")
+    config.eval.evaluators = ("length",)
+    return config
+'''  # fmt: skip
+
+
+def test_an_evaluator_of_features_judges_all_examples(folder, tmp_path):
+    (tmp_path / "length.py").write_text(FEATURES)
+    result = vit_jax.train(tiny(tmp_path, "length"), tmp_path / "run")
+    assert result["length/examples"] == 359 and result["length/mean"] > 0
+
+
+def test_a_guests_quantity_is_on_the_page_of_an_inspection(folder, runs, monkeypatch, tmp_path):
+    _, workdir = runs("my_data")
+    monkeypatch.setattr(inspecting, "QUANTITIES", [])
+    user_files.register(str(folder / "my_quantity.py"))
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((32, 32, 3), np.uint8))
+    result = inspecting.inspect(workdir, [str(tmp_path / "a.png")], tmp_path / "out")
+    (text,) = result["sections"].values()
+    count = len(jax.tree.leaves(reading.read_weights(workdir).params))
+    assert f"The largest of {count} parameters" in text
+
+
+def test_the_guides_callback_ends_a_run(folder, monkeypatch, tmp_path):
+    (code,) = [code for code in BLOCKS if "callbacks=" in code]
+    monkeypatch.chdir(tmp_path)
+    config = tiny(folder, "my_data")
+    config.eval.every = "1 steps"
+    monkeypatch.setattr(vit_jax, "load_config", lambda name: config, raising=False)
+    assert "> 0.99" in code
+    exec(code.replace("> 0.99", "> -1.0"), {})
+    assert reading.find_checkpoint(tmp_path / "DIR").name == "1"  # of 2 steps
+
+
+def imported(code: str) -> set[str]:
+    """The modules of the package that a file imports from."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+    return {name for name in names if name.split(".")[0] == "vit_jax"}
+
+
+def test_the_guide_has_a_file_for_each_guest_which_imports_the_public_surface_alone():
+    assert set(FILES) == {*GUESTS, "my_quantity"}
+    assert all(imported(code) == {"vit_jax.extend"} for code in FILES.values())

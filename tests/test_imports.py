@@ -16,7 +16,7 @@ from tests.import_graph import PACKAGE, ROOT, graph, modules, parsed
 ROOMS = (
     "base", "devices", "pictures", "compute", "models", "data", "objectives", "optim", "config", "recipes",
     "user_files", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
-    "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
+    "planning", "export", "extend", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
 )  # fmt: skip
 # Names that modules share since they fulfil one contract (docs/design.md).
 CONTRACTS = {

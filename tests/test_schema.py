@@ -139,6 +139,21 @@ def test_an_option_of_an_earlier_version_is_ignored_with_a_sentence(caplog):
     assert "config.data.mixed_decoders=True is ignored: all hosts decode" in caplog.text
 
 
+def test_a_section_by_the_name_of_an_earlier_version_is_found_with_a_sentence(caplog):
+    config = default_config()
+    config.adapt.lora_rank = 2
+    assert config.lora.lora_rank == 2
+    assert "config.adapt is called config.lora now" in caplog.text
+    copy = config.copy_and_resolve_references()  # as experiments make of a recipe
+    assert settings.with_fields(copy, {"adapt.lora_rank": 3}).lora.lora_rank == 3
+    changed = settings.change(copy, config_class(), [("adapt.lora_rank", "4")])
+    assert changed == {"lora.lora_rank": (2, 4)}
+    typed = schema.typed(config_class(), copy)
+    assert typed.lora.lora_rank == 4 and "adapt" not in dataclasses.asdict(typed)
+    with pytest.raises(AttributeError, match="adept"):
+        config.adept.lora_rank = 2
+
+
 def test_a_setting_that_nothing_reads_is_found_and_what_it_would_need():
     config = default_config()
     settled = {

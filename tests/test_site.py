@@ -11,6 +11,7 @@ import pytest
 import vit_jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+GUIDES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/extending").glob("*.md")]
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,13 @@ def test_the_reference_has_every_public_name(site):
 def test_recipes_guides_and_changelog_are_pages(site):
     assert "scaling_vit:g/14" in (site / "recipes" / "index.html").read_text()
     assert vit_jax.__version__ in (site / "changelog" / "index.html").read_text()
-    guides = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    guides = {path.stem for path in GUIDES}
     assert guides <= {path.parent.name for path in site.rglob("index.html")}
 
 
 def test_every_guide_is_in_the_navigation():
     named = set(re.findall(r"(\w[\w-]*)\.md", (ROOT / "mkdocs.yml").read_text()))
-    assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= named
+    assert {path.stem for path in GUIDES} <= named
 
 
 def test_examples_flags_and_lists_look_as_they_were_meant(site):

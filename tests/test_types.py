@@ -8,7 +8,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Checked by the stricter preset: what users import.
 PUBLIC = (
-    "__init__.py", "api.py", "recipes/shipped.py", "planning/catalogue.py", "models/layer_features.py",
+    "__init__.py", "api.py", "extend.py", "recipes/shipped.py", "planning/catalogue.py", "models/layer_features.py",
     "interchange/pushing.py", "interchange/model_card.py", "training/upkeep/callbacks.py", "commands/recipe_command.py",
 )  # fmt: skip
 

@@ -89,10 +89,10 @@ class Run(TrainedModel):
         given, alone = named_images(images)
         answers: list[Prediction] = []
         for part in _parts(given):
-            found = predict.predict(
+            answered = predict.predict(
                 self, part, topk=topk, batch_size=min(len(part), _BATCH), thresholds=thresholds, best=self._best
             )  # fmt: skip
-            answers += map(_raise_if_bad, found)
+            answers += map(_raise_if_bad, answered)
         return answers[0] if alone else answers
 
     def segment(
@@ -107,8 +107,10 @@ class Run(TrainedModel):
           windows: whole or sliding; by default as in the run's evaluation.
         """
         given, alone = named_images(images)
-        found = segment(self._segmenter(windows), given, batch_size=min(len(given), _BATCH) or 1)
-        answers = list(map(_raise_if_bad, found))
+        segmented = segment(
+            self._segmenter(windows), given, batch_size=min(len(given), _BATCH) or 1
+        )
+        answers = list(map(_raise_if_bad, segmented))
         return answers[0] if alone else answers
 
     def preprocess(self, images: ImageLike | Iterable[ImageLike]) -> np.ndarray:
@@ -161,13 +163,15 @@ class Run(TrainedModel):
         wanted = Wanted(tuple(layers), maps, norm, size, stride)
         run, compiled = self._feature_program(wanted)
         given = some_images(images)
-        found = []
+        batches = []
         for part in _parts(given):
             for _, arrays, bad in compute_features(run, part, min(len(part), _BATCH), compiled):
                 if bad:
                     raise bad[0]
-                found.append(arrays)
-        pooled, of_layers = jax.tree.map(lambda *several: np.concatenate(several), *found)
+                batches.append(arrays)
+        pooled, of_layers = jax.tree.map(
+            lambda *arrays_of_batches: np.concatenate(arrays_of_batches), *batches
+        )
         if not layers:
             return pooled
         if class_token:
@@ -254,19 +258,19 @@ class Run(TrainedModel):
 
     def _checkpoint(self, data: Mapping[str, Any]) -> formats.LoadedCheckpoint:
         """What the formats write: the arrays of the model as it is now."""
-        found = formats.read_checkpoint(self.source, **self.stated)
+        checkpoint = formats.read_checkpoint(self.source, **self.stated)
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
         if prepared.mean and prepared.std:
             names = (field.name for field in dataclasses.fields(formats.Preprocessing))
             stated = tensors_by_name.preprocessing_of({name: prepared[name] for name in names})
-            found = dataclasses.replace(found, preprocessing=stated)
-        found = dataclasses.replace(
-            found, model_config=self.model_config, params=weights.params, variables=weights.variables
+            checkpoint = dataclasses.replace(checkpoint, preprocessing=stated)
+        checkpoint = dataclasses.replace(
+            checkpoint, model_config=self.model_config, params=weights.params, variables=weights.variables
         )  # fmt: skip
         if data:
-            stated = formats.preprocessing_with(found, data, self.source)
-            found = dataclasses.replace(found, preprocessing=stated)
-        return found
+            stated = formats.preprocessing_with(checkpoint, data, self.source)
+            checkpoint = dataclasses.replace(checkpoint, preprocessing=stated)
+        return checkpoint
 
     _best = functools.cached_property(predict.make_best)
     _data = functools.cached_property(data_of)
@@ -373,10 +377,10 @@ def _parts(given: Sequence[Named]) -> Iterator[Sequence[Named]]:
             start += size
 
 
-def _raise_if_bad(found: Any) -> Any:
-    if isinstance(found, BadImage):
-        raise found
-    return found
+def _raise_if_bad(answer: Any) -> Any:
+    if isinstance(answer, BadImage):
+        raise answer
+    return answer
 
 
 def _fields_of(data: epath.PathLike) -> list[tuple[str, Any]]:

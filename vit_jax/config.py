@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax import objectives
 from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
+from vit_jax.base.sections import RootConfig
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import classifier
 from vit_jax.models import registry as models
@@ -48,7 +49,7 @@ class Mesh:
 
 
 @dataclasses.dataclass(frozen=True)
-class Adapt:
+class Lora:
     """Fine-tuning by low-rank adapters (LoRA) of a frozen model (docs/finetuning.md)."""
 
     lora_rank: int = option(
@@ -361,7 +362,7 @@ class Config:
     pseudo: Pseudo = section(Pseudo)
     augment: Augment = section(Augment)
     optim: Optim = section(Optim)
-    adapt: Adapt = section(Adapt)
+    lora: Lora = section(Lora)
     mesh: Mesh = section(Mesh, may_change=True)
     eval: Eval = section(Eval, may_change=True)
     checkpoint: Checkpoint = section(Checkpoint, may_change=True)
@@ -382,7 +383,9 @@ def config_class(config: ConfigDict | Mapping | None = None) -> type[Config]:
     if config is None:
         return _joined(models.Section.everything(), objectives.Section.everything())
     sections = [config.get(name) for name in ("model", "objective")]
-    model, objective = (one if isinstance(one, ConfigDict | dict) else {} for one in sections)
+    model, objective = (
+        values if isinstance(values, ConfigDict | dict) else {} for values in sections
+    )
     return _joined(models.Section.declared(model), objectives.Section.declared(objective))
 
 
@@ -400,4 +403,4 @@ def default_config() -> ConfigDict:
     family, until another is named.
     """
     names = {"model": vars(models.Name()), "objective": vars(objectives.Name())}
-    return schema.to_config(config_class(names))
+    return schema.to_config(config_class(names), RootConfig)

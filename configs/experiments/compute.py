@@ -44,9 +44,12 @@ def get_runs(arg="paper"):
             recipes.on_cifar10(config)
         else:
             recipes.quick(config, "600 steps" if family == "vit" else "300 steps")
-        settings = [{f"model.{name}": value for name, value in one.items()} for one in sizes]
-        for name, one in recipes.vary(
+        settings = [
+            {f"model.{name}": value for name, value in size_options.items()}
+            for size_options in sizes
+        ]
+        for name, run in recipes.vary(
             config, settings, seeds=3 if size == "cifar10" else 2
         ).items():
-            runs[f"{family},{name}"] = one
+            runs[f"{family},{name}"] = run
     return runs

@@ -45,6 +45,6 @@ def get_runs(arg="paper"):
         else:
             splits = [f"train[:{share}%]" if share < 100 else "train" for share in SHARES[size]]
             settings = [{"data.train_split": split} for split in splits]
-        for name, one in recipes.vary(config, settings, seeds=SEEDS[size]).items():
-            runs[f"{model.replace('/', '-')},{name}"] = one
+        for name, run in recipes.vary(config, settings, seeds=SEEDS[size]).items():
+            runs[f"{model.replace('/', '-')},{name}"] = run
     return runs

@@ -47,6 +47,6 @@ def get_runs(arg="paper"):
              "duration": config.duration if size == "smoke" else f"{EPOCHS[share]} epochs"}
             for share in (SMOKE if size == "smoke" else EPOCHS)
         ]  # fmt: skip
-        for name, one in recipes.vary(config, settings, seeds=SEEDS[size]).items():
-            runs[f"{model},{name}"] = one
+        for name, run in recipes.vary(config, settings, seeds=SEEDS[size]).items():
+            runs[f"{model},{name}"] = run
     return runs

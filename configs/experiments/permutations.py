@@ -37,6 +37,6 @@ def get_runs(arg="paper"):
         elif size == "smoke":
             recipes.quick(config, "300 steps")
         settings = [{"data.permute": kind} for kind in KINDS]
-        for name, one in recipes.vary(config, settings, seeds=SEEDS[size]).items():
-            runs[f"{model},{name}"] = one
+        for name, run in recipes.vary(config, settings, seeds=SEEDS[size]).items():
+            runs[f"{model},{name}"] = run
     return runs

@@ -43,8 +43,8 @@ def get_runs(arg="paper"):
     else:
         recipes.quick(config)
     centre = CENTRES[size]
-    factors = [(1, 1, 1), *[one for scaled in SCALED.values() for one in scaled]]
-    settings = [shape(centre, *one) for one in factors]
+    factors = [(1, 1, 1), *[factor for scaled in SCALED.values() for factor in scaled]]
+    settings = [shape(centre, *factor) for factor in factors]
     settings += [settings[0] | {"model.patch": patch} for patch in PATCHES[size]]
     return recipes.vary(config, settings, seeds=SEEDS[size])
 

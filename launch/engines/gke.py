@@ -172,13 +172,13 @@ def _remove_ended(name: str) -> None:
     Raises:
       UserError: it has not ended.
     """
-    found = shell.ask(
+    state = shell.ask(
         ["kubectl", "get", "jobset", name, "--ignore-not-found",
          "--output=jsonpath={.metadata.name}:{.status.terminalState}"]
     )  # fmt: skip
-    if not found:
+    if not state:
         return
-    if found == f"{name}:":
+    if state == f"{name}:":
         raise UserError(
             f"jobset {name} has not ended; 'kubectl delete jobset {name}' saves and ends it, or choose another --name"
         )

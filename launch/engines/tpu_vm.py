@@ -90,9 +90,9 @@ class Slices:
         # Several slices always queue.
         self._queued = options.queued or options.slices > 1
         self._resource = "queued-resources" if self._queued else "tpu-vm"
-        several = options.slices > 1
+        multi_slice = options.slices > 1
         self._nodes = [
-            f"{options.name}-{number}" if several else options.name
+            f"{options.name}-{number}" if multi_slice else options.name
             for number in range(options.slices)
         ]
         self._way = ["--internal-ip"] if options.internal_ips else []
@@ -168,14 +168,12 @@ class Slices:
                 tar.add(shipped.launch_folder(), "launch", filter=_sent)
 
     def start(self) -> None:
-        several, slices = "", self._options.slices
+        slice_flags, slices = "", self._options.slices
         first = self._address() if slices > 1 else ""
         for number, node in enumerate(self._nodes):
             if slices > 1:
-                several = f" --slices={slices} --slice={number} --coordinator={first}"
-            line = (
-                f"bash vit_jax/launch/tpu_worker.sh start{several} -- {shell.text(self._command)}"
-            )
+                slice_flags = f" --slices={slices} --slice={number} --coordinator={first}"
+            line = f"bash vit_jax/launch/tpu_worker.sh start{slice_flags} -- {shell.text(self._command)}"
             self._on(node, "all", line)
 
     def _address(self) -> str:

@@ -133,7 +133,7 @@ def test_what_peft_wrote_is_read_as_the_whole_model(tmp_path, old_names):
 
 def test_what_is_no_plain_adapter_is_refused_by_name(base, tmp_path):
     path, _ = base
-    with pytest.raises(CheckpointError, match="adapt.lora_rank"):
+    with pytest.raises(CheckpointError, match="lora.lora_rank"):
         formats.write_checkpoint(formats.read_checkpoint(path), tmp_path / "whole", "peft")
     assert not (tmp_path / "whole").exists()
     folder = with_adapters(path, tmp_path / "peft")

@@ -15,7 +15,7 @@ from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import fitting, formats
-from vit_jax.models import classifier, layer_features, registry
+from vit_jax.models import classifier, contract, layer_features, registry
 from vit_jax.models.contract import ModelOutput
 
 BATCH, CLASSES = 8, 5
@@ -330,7 +330,7 @@ def test_without_classes_there_is_no_head_and_the_rest_is_the_same(family):
     assert (
         dropped
         == {name for name in patterns.names(weights(family)) if "head" in name.split("/")}
-        == set(patterns.matching(config.starts_anew(headless), patterns.names(weights(family))))
+        == set(patterns.matching(config.reset_patterns(headless), patterns.names(weights(family))))
         == set(patterns.matching((classifier.HEADS,), patterns.names(weights(family))))
     )
     leaves = dict(
@@ -349,7 +349,7 @@ def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
     larger = (2 * height, 2 * width), (height, 2 * width)
     refused = {"mixer": larger[1:], "feed_forward": larger}.get(family, ())
     for size in larger:
-        target = dataclasses.replace(config, image_size=size, **config.at_size(size))
+        target = dataclasses.replace(config, image_size=size, **config.options_for_image_size(size))
         like = registry.abstract(target)[1]
         arguments = weights(family), config, like, target
         if size in refused:
@@ -362,3 +362,24 @@ def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
         output = jax.eval_shape(functools.partial(apply, target), params, images(target, 1))
         assert output.logits.shape == (1, CLASSES)
         assert output.tokens.shape[1] == target.tokens > config.tokens
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [("fit", "fit_parameter"), ("at_size", "options_for_image_size"), ("starts_anew", "reset_patterns")],
+)  # fmt: skip
+def test_a_family_with_a_method_of_an_earlier_version_is_refused_by_the_name_of_the_new_one(
+    old, new
+):
+    class Family:
+        NAME = "mine"
+        Config = type("Config", (classifier.ClassifierConfig,), {old: lambda self: None})
+
+    with pytest.raises(ConfigError, match=f"family mine defines Config.{old}: .* {new} now"):
+        registry.register(Family)
+    assert Family not in registry.FAMILIES
+
+
+def test_the_old_name_of_captured_names_the_new_one():
+    with pytest.raises(AttributeError, match="'kept': it is called captured now"):
+        contract.kept  # noqa: B018

@@ -273,7 +273,7 @@ def test_stochastic_depth_grows_over_the_deeper_branch_and_cross_attention_has_i
 )
 def test_each_branch_keeps_its_positions_at_another_resolution(options, large):
     config = tiny(**options)
-    at_size = dict(image_size=(16, 24), **config.at_size((16, 24)))
+    at_size = dict(image_size=(16, 24), **config.options_for_image_size((16, 24)))
     target = dataclasses.replace(config, **at_size)
     assert target.large_size == large
     params = parameters(config)

@@ -387,7 +387,7 @@ def test_any_rising_grids_that_images_give_get_their_windows(grids, windows):
     ],
 )
 def test_at_another_resolution_windows_stay_and_grids_change(name, size, grids, windows):
-    found = registry.model_config(name).at_size(size)
+    found = registry.model_config(name).options_for_image_size(size)
     assert found == {"windows": windows, "grids": grids}
     assert registry.model_config(name, image_size=size, **found).grids == grids
 

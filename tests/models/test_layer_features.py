@@ -11,8 +11,8 @@ from flax import nnx
 
 from tests.models.conftest import config, parameters
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import classifier, layer_features, layout, registry
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models import classifier, contract, layer_features, layout, registry
+from vit_jax.models.contract import ModelOutput
 
 
 class Guest(nnx.Module):
@@ -24,7 +24,7 @@ class Guest(nnx.Module):
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
         tokens = images.reshape(len(images), -1, 3)
         found = {"blocks": jnp.stack([tokens, 2 * tokens])} if self.has_layers else {}
-        return ModelOutput(None, tokens.mean(1), tokens, kept(capture, **found))
+        return ModelOutput(None, tokens.mean(1), tokens, contract.captured(capture, **found))
 
 
 def test_gradients_reach_the_layers_that_are_asked_for():

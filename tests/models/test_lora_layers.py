@@ -105,5 +105,5 @@ def test_every_family_can_be_adapted(name):
 def test_a_pattern_that_matches_no_layer_is_an_error(targets, message):
     with pytest.raises(ConfigError, match=message):
         Adapters(4, targets, (HEADS,)).chosen(shapes("ViT-B/16"))
-    with pytest.raises(ConfigError, match="config.adapt.also"):
+    with pytest.raises(ConfigError, match="config.lora.also"):
         Adapters(4, ALL, ("haed/.*",)).chosen(shapes("ViT-B/16"))

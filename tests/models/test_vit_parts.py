@@ -203,7 +203,7 @@ def test_new_networks_begin_with_these_scales_and_frequencies(kit):
     ("options", "words"),
     [
         (dict(parallel=True, norm_after=True), "model.parallel .* model.norm_after .* take one"),
-        (dict(rope="axial", heads=8), "heads of 2 channels, .* cannot be cut in four"),
+        (dict(rope="axial", heads=8), "heads of 2 channels, .* cannot be split in four"),
         (dict(distilled=True, last_norm="none"), "model.distilled .* model.last_norm=tokens"),
         (
             dict(registers=1, position_of_registers=True, position_of_class=False),

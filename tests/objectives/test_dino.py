@@ -166,7 +166,7 @@ def test_a_model_at_another_size_is_that_which_a_checkpoint_would_be_fitted_to(p
     fitted = jax.tree.map(lambda x: x, registry.split(model)[1].params)
 
     def fit(name, x):
-        step = config.fit(name, target, resize="dinov2")
+        step = config.fit_parameter(name, target, resize="dinov2")
         return jnp.asarray(step[1](np.asarray(x))) if step else x
 
     found = resized(model, config, target, "dinov2")

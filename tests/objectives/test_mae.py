@@ -278,7 +278,7 @@ def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
     np.testing.assert_allclose(again(images).tokens, model(images).tokens, atol=1e-6)
     # Fine-tuned, it may be trained, at another resolution too; not the other way round.
     larger = dataclasses.replace(found.model_config, image_size=48)
-    words, resize = positions.fit("position", config, larger, "bilinear")
+    words, resize = positions.fit_parameter("position", config, larger, "bilinear")
     assert words == "bilinear" and resize(np.asarray(model.position[...])).shape == (1, 37, 32)
     with pytest.raises(ConfigError, match="positions learned at stem in the checkpoint, fixed2d"):
-        positions.fit("position", found.model_config, config, "bilinear")
+        positions.fit_parameter("position", found.model_config, config, "bilinear")

@@ -355,7 +355,7 @@ def test_no_singular_value_grows_in_bfloat16_whatever_the_others_are(shape, poly
 
 
 def test_the_count_of_operations_is_that_of_the_program():
-    from vit_jax.planning import flops
+    from vit_jax.compute import flops
 
     for m, n in ((16, 16), (16, 24), (16, 25), (16, 64)):
         x = jax.ShapeDtypeStruct((3, m, n), jnp.float32)
@@ -470,7 +470,7 @@ def test_a_new_preconditioner_is_a_function_and_a_line(kit, vit, monkeypatch):
 @pytest.mark.parametrize(("name", "decomposition"), [("shampoo", "eigh"), ("soap", "qr")])
 def test_steps_between_refreshes_decompose_nothing(kit, vit, name, decomposition):
     """The decomposition is in a branch of the one program, and nowhere else."""
-    from vit_jax.planning import flops
+    from vit_jax.compute import flops
 
     optimizer, _ = kit.make(kit.config(name=name), vit[1])
     state = jax.eval_shape(optimizer.init, vit[1])

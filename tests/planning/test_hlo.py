@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.compute import conditionals
+from vit_jax.compute import conditionals, flops
 from vit_jax.devices import meshes
-from vit_jax.planning import collectives, cycles, flops, hlo
+from vit_jax.planning import collectives, cycles, hlo
 
 # As libtpu 0.0.42.1 prints them, shortened: a loop of 32 turns that gathers a kernel in two pieces
 # beside fusions, scatters what it reduces, and speaks to the other slice through the hosts.

@@ -8,8 +8,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.compute import flops
 from vit_jax.devices import meshes
-from vit_jax.planning import cycles, flops, hlo, kernels, target
+from vit_jax.planning import cycles, hlo, kernels, target
 
 TOPOLOGY = "v5e:2x2"
 TURNS, ROWS, WIDTH = 3, 64, 256

@@ -13,7 +13,7 @@ from tests.integration.conftest import TINY
 from tests.integration.test_reliability import all_bits
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.interchange import formats, summary
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, resolve
@@ -46,7 +46,7 @@ def base(make, tmp_path_factory):
 def adapted(make, base, tmp_path_factory):
     """A run of 12 steps with adapters, and its last metrics."""
     workdir = tmp_path_factory.mktemp("adapted")
-    return workdir, vit_jax.train(make(init_from=str(base), adapt__lora_rank=2), workdir)
+    return workdir, vit_jax.train(make(init_from=str(base), lora__lora_rank=2), workdir)
 
 
 def arrays(path) -> dict[str, np.ndarray]:
@@ -56,7 +56,7 @@ def arrays(path) -> dict[str, np.ndarray]:
 
 
 def test_only_adapters_and_the_head_have_gradients_and_optimizer_state(make, base):
-    config = resolve(make(init_from=str(base), adapt__lora_rank=2, optim__ema=0.9))
+    config = resolve(make(init_from=str(base), lora__lora_rank=2, optim__ema=0.9))
     assembly = assemble(config, num_classes=10, examples_per_epoch=1000)
     state = jax.eval_shape(assembly.init, jax.random.key(0))
     trained = {"adapters", "head"}
@@ -117,7 +117,7 @@ def registry_arrays(run) -> dict[str, np.ndarray]:
 
 
 def test_a_resumed_run_gives_the_same_bits(make, base, adapted, tmp_path):
-    config = make(init_from=str(base), adapt__lora_rank=2)
+    config = make(init_from=str(base), lora__lora_rank=2)
     shutil.copytree(adapted[0], tmp_path / "run")
     for step in ("8", "12"):
         shutil.rmtree(tmp_path / "run/checkpoints" / step)
@@ -130,7 +130,7 @@ def test_a_resumed_run_gives_the_same_bits(make, base, adapted, tmp_path):
 @pytest.mark.slow
 def test_on_another_mesh_the_results_are_the_same(make, base, adapted, tmp_path):
     config = make(
-        init_from=str(base), adapt__lora_rank=2, mesh__fsdp=2, mesh__tensor=2, mesh__fsdp_min_size=1
+        init_from=str(base), lora__lora_rank=2, mesh__fsdp=2, mesh__tensor=2, mesh__fsdp_min_size=1
     )
     result = vit_jax.train(config, tmp_path)
     assert result["loss"] == pytest.approx(adapted[1]["loss"], abs=1e-5)
@@ -142,7 +142,7 @@ def test_on_another_mesh_the_results_are_the_same(make, base, adapted, tmp_path)
 def test_another_base_is_refused(make, base, adapted, tmp_path):
     moved = tmp_path / "base"
     shutil.copytree(base, moved)
-    config = make(init_from=str(moved), adapt__lora_rank=2, duration="4 steps")
+    config = make(init_from=str(moved), lora__lora_rank=2, duration="4 steps")
     vit_jax.train(config, tmp_path / "run")
     shutil.rmtree(moved)
     with pytest.raises(CheckpointError, match="base .* cannot be used"):
@@ -162,11 +162,11 @@ def test_another_base_is_refused(make, base, adapted, tmp_path):
     "overrides, message",
     [
         ({"init_from": ""}, "config.init_from"),
-        ({"adapt__lora_targets": (".*/querry",)}, "config.adapt.lora_targets"),
+        ({"lora__lora_targets": (".*/querry",)}, "config.lora.lora_targets"),
     ],
 )
 def test_adapters_of_nothing_are_refused(make, base, overrides, message):
-    config = make(**{"init_from": str(base), "adapt__lora_rank": 2} | overrides)
+    config = make(**{"init_from": str(base), "lora__lora_rank": 2} | overrides)
     with pytest.raises(ConfigError, match=message):
         assemble(resolve(config), num_classes=10, examples_per_epoch=1000)
 
@@ -184,7 +184,7 @@ def test_dino_trains_adapters_and_so_does_its_teacher(compilation_cache, tmp_pat
         return found
 
     vit_jax.train(config(duration="2 steps"), tmp_path / "base")
-    adapted = {"init_from": str(tmp_path / "base"), "init_reset": (), "adapt.lora_rank": 2}
+    adapted = {"init_from": str(tmp_path / "base"), "init_reset": (), "lora.lora_rank": 2}
     result = vit_jax.train(config(**adapted, **{"optim.lr": 0.01}), tmp_path / "run")
     assert np.isfinite(result["knn/accuracy"])
     before, after = arrays(tmp_path / "base"), arrays(tmp_path / "run")
@@ -193,3 +193,19 @@ def test_dino_trains_adapters_and_so_does_its_teacher(compilation_cache, tmp_pat
     state, b = all_bits(tmp_path / "run"), "adapters/encoder/layers/attention/query/lora_b"
     assert 0 < np.abs(state[f"teacher/{b}"]).max() < np.abs(state[f"params/{b}"]).max()
     assert not any("kernel" in name for name in state if name.startswith(("teacher/", "params/")))
+
+
+def test_a_run_that_stored_its_section_by_an_earlier_name_is_read_and_resumes(
+    make, base, adapted, tmp_path
+):
+    workdir = tmp_path / "old"
+    shutil.copytree(adapted[0], workdir)
+    for file in workdir.glob("checkpoints/*/description/metadata"):
+        description = json.loads(file.read_text())
+        del description["sha256"]
+        description["config"]["adapt"] = description["config"].pop("lora")
+        file.write_text(json.dumps(descriptions.sealed(description)))
+    now = arrays(adapted[0])
+    assert all(np.array_equal(array, now[name]) for name, array in arrays(workdir).items())
+    again = vit_jax.train(make(init_from=str(base), lora__lora_rank=2), workdir)
+    assert again["loss"] == adapted[1]["loss"]

@@ -110,7 +110,7 @@ def test_runs_begun_before_fingerprints_had_the_contents_of_buckets_resume(tmp_p
 
 def test_runs_begun_before_heads_of_exits_had_patterns_resume(tmp_path):
     old, now = described(config(tmp_path)), config(tmp_path)
-    old["config"]["init_reset"] = old["config"]["adapt"]["also"] = ["head(_distilled)?/.*"]
+    old["config"]["init_reset"] = old["config"]["lora"]["also"] = ["head(_distilled)?/.*"]
     old["config"]["optim"]["freeze"] = ["(?!head(_distilled)?/).*"]
     now.optim.freeze = load_config(
         str(pathlib.Path(RECIPE).parent / "linear_probe.py")

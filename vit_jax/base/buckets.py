@@ -169,15 +169,15 @@ def objects(address: str) -> Iterator[tuple[str, str]]:
             page = client(scheme).call(
                 "GET", "b/{}/o", bucket, prefix=prefix, fields=fields, json_out=True, **token
             )
-            for one in page.get("items", ()):
-                yield one["name"], f"{one['size']}-{one.get('crc32c') or one['generation']}"
+            for item in page.get("items", ()):
+                yield item["name"], f"{item['size']}-{item.get('crc32c') or item['generation']}"
             token = {"pageToken": page["nextPageToken"]} if page.get("nextPageToken") else None
         return
     token = {}
     while token is not None:
         page = client(scheme).call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
-        for one in page.get("Contents", ()):
-            yield one["Key"], f"{one['Size']}-{one['ETag']}"
+        for item in page.get("Contents", ()):
+            yield item["Key"], f"{item['Size']}-{item['ETag']}"
         more = page.get("NextContinuationToken")
         token = {"ContinuationToken": more} if more else None
 

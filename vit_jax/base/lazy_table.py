@@ -19,7 +19,7 @@ class LazyTable(MutableMapping, Generic[T]):
     ['sqrt', 'json', 'double']
     """
 
-    def __init__(self, places: Mapping[str, str], then: Callable[[Any], T] = lambda found: found):
+    def __init__(self, places: Mapping[str, str], then: Callable[[Any], T] = lambda entry: entry):
         """The entries of a package.
 
         Args:
@@ -31,8 +31,8 @@ class LazyTable(MutableMapping, Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._places:
             module, _, attribute = self._places[name].partition(":")
-            found = importlib.import_module(module)
-            self[name] = self._then(getattr(found, attribute) if attribute else found)
+            imported = importlib.import_module(module)
+            self[name] = self._then(getattr(imported, attribute) if attribute else imported)
         return self._entries[name]
 
     def __setitem__(self, name: str, entry: T) -> None:

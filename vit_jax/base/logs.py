@@ -24,7 +24,7 @@ def printable(text: str) -> str:
     >>> printable("cat\x1b[2J")
     'cat\\x1b[2J'
     """
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:

@@ -78,12 +78,12 @@ def matching_layers(patterns: Iterable[str], name: str, count: int) -> np.ndarra
     >>> matching_layers(["encoder/layers[-1:]/.*"], "encoder/layers/mlp/bias", 3)
     array([False, False,  True])
     """
-    found = np.zeros(count, bool)
+    selected = np.zeros(count, bool)
     for pattern in patterns:
         match = _SLICE.search(pattern)
         if match and matching([_SLICE.sub(STACK, pattern)], [name]):
-            found[_layers(match)] = True
-    return found if found.any() else None
+            selected[_layers(match)] = True
+    return selected if selected.any() else None
 
 
 def _layers(match: re.Match) -> slice:
@@ -132,10 +132,10 @@ def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) ->
     """
     for pattern in patterns:
         try:
-            found = matching([pattern], names)
+            matches = matching([pattern], names)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
-        if not found:
+        if not matches:
             raise ConfigError(
                 f"{where}: the pattern {pattern!r} matches no parameter (it must match a whole name); "
                 f"nearest: {', '.join(_nearest(pattern, names)) or 'there are no parameters'}"
@@ -181,9 +181,9 @@ def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
     return sorted(names, key=likeness, reverse=True)[:count]
 
 
-def union(one: dict, other: dict) -> dict:
+def union(first: dict, other: dict) -> dict:
     """Two nested dicts with different leaves as one."""
-    found = dict(one)
+    joined = dict(first)
     for name, tree in other.items():
-        found[name] = union(found[name], tree) if name in found else tree
-    return found
+        joined[name] = union(joined[name], tree) if name in joined else tree
+    return joined

@@ -172,12 +172,12 @@ def nearest_existing(path: epath.PathLike) -> str:
     """
     if in_bucket(path):
         folder = epath.Path(path).parent
-        there = [place.name for place in folder.iterdir()] if folder.is_dir() else []
+        names = [place.name for place in folder.iterdir()] if folder.is_dir() else []
         name = epath.Path(path).name
     else:
         folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
-        there = os.listdir(folder) if os.path.isdir(folder) else []
-    close = [] if name in there else difflib.get_close_matches(name, there, n=1)
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+    close = [] if name in names else difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 
@@ -299,8 +299,8 @@ def describe_file(path: epath.PathLike) -> File:
     if in_bucket(text):
         with _as_os_errors(text):
             return _described(_client(text).info(text), text)
-    found = os.stat(text)
-    return File(text, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
+    status = os.stat(text)
+    return File(text, status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
 
 
 def files_below(folder: epath.PathLike) -> Iterator[File]:
@@ -311,8 +311,8 @@ def files_below(folder: epath.PathLike) -> Iterator[File]:
     if in_bucket(text):
         scheme = buckets.parts(text)[0]
         with _as_os_errors(text):
-            found = _client(text).find(text, detail=True)
-        for name, entry in sorted(found.items()):
+            entries = _client(text).find(text, detail=True)
+        for name, entry in sorted(entries.items()):
             yield _described(entry, f"{scheme}://{name}")
         return
     for where, folders, names in os.walk(text):
@@ -327,10 +327,10 @@ def names_in(folder: epath.PathLike) -> list[str]:
         return os.listdir(folder) if os.path.isdir(folder) else []
     try:
         with _as_os_errors(folder):
-            found = _client(folder).ls(os.fspath(folder), detail=False)
+            paths = _client(folder).ls(os.fspath(folder), detail=False)
     except FileNotFoundError:
         return []
-    return [os.path.basename(name.rstrip("/")) for name in found]
+    return [os.path.basename(name.rstrip("/")) for name in paths]
 
 
 def matching(pattern: str) -> Iterator[str]:

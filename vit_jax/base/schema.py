@@ -130,16 +130,19 @@ def may_change(cls: type, prefix: str = "") -> Iterator[str]:
 def to_config(cls: type, kind: type[ConfigDict] = ConfigDict) -> ConfigDict:
     """The config with every default of `cls`, its sections as nested configs; locked, so that
     unknown names are errors.
+
+    Args:
+      kind: what the outermost is.
     """
     config = kind()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        kind = option_type(hints[field.name])
+        value_type = option_type(hints[field.name])
         if "section" in field.metadata:
             config[field.name] = to_config(field.metadata["section"], field.metadata["kind"])
         elif field.default is None:
-            config[field.name] = config_dict.placeholder(kind)
-        elif kind is object:
+            config[field.name] = config_dict.placeholder(value_type)
+        elif value_type is object:
             config[field.name] = config_dict.FieldReference(field.default, field_type=object)
         else:
             config[field.name] = field.default
@@ -354,14 +357,14 @@ def option_type(kind: type | types.UnionType) -> type:
     return kind
 
 
-def _either(one: Mapping, other: Mapping) -> dict:
+def _either(first: Mapping, other: Mapping) -> dict:
     """What two options of the same name have in common, with the choices and documentation of both."""
-    both = {key: value for key, value in one.items() if other.get(key) == value}
-    clauses = dict.fromkeys((*one["doc"].split("; "), *other["doc"].split("; ")))
-    choices = dict.fromkeys((*one["choices"], *other["choices"]))
-    if not (one["choices"] and other["choices"]):
+    both = {key: value for key, value in first.items() if other.get(key) == value}
+    clauses = dict.fromkeys((*first["doc"].split("; "), *other["doc"].split("; ")))
+    choices = dict.fromkeys((*first["choices"], *other["choices"]))
+    if not (first["choices"] and other["choices"]):
         choices = ()
-    return dict.fromkeys(one) | both | {"doc": "; ".join(clauses), "choices": tuple(choices)}
+    return dict.fromkeys(first) | both | {"doc": "; ".join(clauses), "choices": tuple(choices)}
 
 
 def _tuples(value):

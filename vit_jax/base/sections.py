@@ -1,11 +1,13 @@
 """Sections of the config whose options depend on the name in them: `config.model` has those of the family
-that `config.model.name` is of.
+that `config.model.name` is of. And sections by the names of earlier versions, which recipes, flags and checkpoints
+may still have.
 """
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 
+from absl import logging
 from ml_collections import ConfigDict, config_dict
 
 from vit_jax.base import schema
@@ -42,12 +44,12 @@ class NamedSection(ConfigDict):
     @classmethod
     def declared(cls, values: ConfigDict | Mapping) -> type:
         """The dataclass of a section with these values: with options of others if one of those is set."""
-        found = cls._named(values)
-        of_others = [name for name in values if name not in _options(found)]
+        named = cls._named(values)
+        of_others = [name for name in values if name not in _options(named)]
         # JSON of earlier versions names all options there are, most of them not set.
         if isinstance(values, dict):
             of_others = [name for name in of_others if values[name] is not None]
-        return cls.everything() if of_others else found
+        return cls.everything() if of_others else named
 
     @classmethod
     def _named(cls, values: ConfigDict | Mapping) -> type:
@@ -68,8 +70,8 @@ class NamedSection(ConfigDict):
             self._drop([key])
 
     def __getitem__(self, key: str) -> object:
-        found = key in self or key.startswith("_") or key == "name" or not self.is_locked
-        if found or self.option(key) is None:
+        is_own = key in self or key.startswith("_") or key == "name" or not self.is_locked
+        if is_own or self.option(key) is None:
             return super().__getitem__(key)
         return None  # an option of others, not set
 
@@ -98,3 +100,37 @@ def _union(title: str, base: type, *classes: type) -> type:
 @functools.cache
 def _options(cls: type) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in schema.options(cls)}
+
+
+RENAMED = {"adapt": "lora"}
+
+
+def current_name(name: str) -> str:
+    """The name of a section, or the dotted name of a field; if it is that of an earlier version, today's, and a
+    sentence in the log.
+    """
+    section, dot, field = name.partition(".")
+    if section not in RENAMED:
+        return name
+    logging.warning("config.%s is called config.%s now", section, RENAMED[section])
+    return f"{RENAMED[section]}{dot}{field}"
+
+
+def with_current_sections(config: dict) -> dict:
+    """A config that was stored as JSON, its sections by the names of this version."""
+    return {RENAMED.get(name, name): value for name, value in config.items()}
+
+
+class RootConfig(ConfigDict):
+    """A config whose sections are found by the names of earlier versions too; see `current_name`."""
+
+    def __getitem__(self, key: str):
+        return super().__getitem__(current_name(key))
+
+    def update_from_flattened_dict(
+        self, flattened_dict: Mapping[str, object], strip_prefix: str = ""
+    ) -> None:
+        """Sets values by dotted names, those of earlier versions too."""
+        if not strip_prefix:
+            flattened_dict = {current_name(name): value for name, value in flattened_dict.items()}
+        super().update_from_flattened_dict(flattened_dict, strip_prefix)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import converted, is_read, nearest, option_type, options, walk
-from vit_jax.base.sections import NamedSection
+from vit_jax.base.sections import NamedSection, current_name
 
 # Options of earlier versions, and why they are no longer needed.
 REMOVED = {"data.mixed_decoders": "all hosts decode images alike"}
@@ -35,7 +35,8 @@ def change(
       ConfigError: there is no such field, or the text is no value of its type.
     """
     fields, changes = dict(walk(cls)), {}
-    for name, text in sorted(settings, key=lambda pair: not _decides(config, pair[0])):
+    current = [(current_name(name), text) for name, text in settings]
+    for name, text in sorted(current, key=lambda pair: not _decides(config, pair[0])):
         if name in REMOVED:
             logging.warning("config.%s=%s is ignored: %s", name, text, REMOVED[name])
             continue
@@ -82,17 +83,17 @@ def without_effect(config: ConfigDict, cls: type, names: Iterable[str]) -> dict[
       config: with the fields of `cls`.
       names: dotted; options of models and objectives are checked where these are made.
     """
-    fields, found = dict(walk(cls)), {}
+    fields, idle = dict(walk(cls)), {}
     for name in names:
         *path, _ = name.split(".")
         section = config[path[0]] if path else config
         if path in (["model"], ["objective"]) or is_read(fields[name], section):
             continue
         others = fields[name].metadata["when"]
-        found[name] = ", ".join(
+        idle[name] = ", ".join(
             f"config.{'.'.join([*path, other])} = {section[other]!r}" for other in others
         )
-    return found
+    return idle
 
 
 def with_fields(config: ConfigDict, fields: Mapping[str, object]) -> ConfigDict:

@@ -48,10 +48,10 @@ def of_checkpoint(
     source = sources.open_eval(config.data)
     with loader.eval_batches(
         source, config, meshes.batch_sharding(mesh), config.batch_size
-    ) as found:
+    ) as loaded:
         batches = [
             (batch["image"], jax.device_get(batch["mask"]) > 0)
-            for batch, _ in zip(found, range(steps), strict=False)
+            for batch, _ in zip(loaded, range(steps), strict=False)
         ]
     definition, weights = registry.split(run.model)
     return _time(definition, run.model_config, weights, config, batches, mesh, lambda _: thresholds)
@@ -114,8 +114,8 @@ def _time(
         with attend.record() as attention:
             answers = [jax.device_get(judge(weights, x)) for x, _ in batches]
         confidence = np.concatenate(answers, axis=1)
-        there = np.concatenate([real for _, real in batches])
-        thresholds = tuple(choose(confidence[:, there]))
+        real = np.concatenate([real for _, real in batches])
+        thresholds = tuple(choose(confidence[:, real]))
         whole = jax.jit(lambda weights, images: forward(weights, images).logits)
         each, carried = [], None
         for index in range(exits):
@@ -139,7 +139,7 @@ def _time(
             times.append([breakdown.seconds(way, 1, warm_up=0)[0] for way in ways])
     last, seconds, *alone = np.median(times[1:], axis=0)
     speedup = float(np.median([before / after for before, after, *_ in times[1:]]))
-    count, in_exits = int(there.sum()), float(np.dot(inference.runs, alone))
+    count, in_exits = int(real.sum()), float(np.dot(inference.runs, alone))
     promised = model_config.exit_flops[-1] / 2e9 / inference.gflops()
     return {
         "model": naming.full_name(model_config, config.model.name),

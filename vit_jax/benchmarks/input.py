@@ -120,16 +120,16 @@ def _time_batches(source, config: Config, mesh, steps: int, copy: bool = False) 
 
 
 def _summarize(rounds: list[_Times], images: int) -> dict:
-    seconds = sum(one.seconds for one in rounds)
+    seconds = sum(times.seconds for times in rounds)
     images *= len(rounds)
     return {
         "images_per_second": images / seconds,
-        "images_per_core_second": images / sum(one.core_seconds for one in rounds),
+        "images_per_core_second": images / sum(times.core_seconds for times in rounds),
         "first_batch_seconds": rounds[0].first,
-        "wait_share": sum(one.waited for one in rounds) / seconds,
-        "read_wait": statistics.fmean(one.read_wait for one in rounds),
-        "read_requests_peak": max(one.requests for one in rounds),
-        "read_ahead_mib_peak": max(one.read_bytes for one in rounds) / reading.MIB,
+        "wait_share": sum(times.waited for times in rounds) / seconds,
+        "read_wait": statistics.fmean(times.read_wait for times in rounds),
+        "read_requests_peak": max(times.requests for times in rounds),
+        "read_ahead_mib_peak": max(times.read_bytes for times in rounds) / reading.MIB,
     }
 
 
@@ -152,7 +152,7 @@ class _Late:
 class _Copies(TrainBatches):
     """Batches with the bytes of the images' files in place of pixels."""
 
-    def cut(self, example, *, several, draws: list, outs: dict[str, np.ndarray]) -> None:
+    def cut(self, example, *, variant, draws: list, outs: dict[str, np.ndarray]) -> None:
         content = np.frombuffer(example.image, np.uint8)
         for name, out in outs.items():
             if name.startswith("image"):
@@ -207,13 +207,13 @@ def _psnr(source, config: Config) -> float | None:
         return None
     positions = np.arange(min(64, len(source)))
     ids = example_ids(config.seed, positions, len(source))
-    found = []
+    ratios = []
     for index, draws in zip(ids.tolist(), crop_draws(config.seed, positions).tolist(), strict=True):
         record = source[index]
         crop = decode.train_crop(record.image, config.data, draws, name=record.name)
         difference = crop.astype(np.float64) - _crop_with_pillow(record, config.data, draws)
-        found.append(10 * np.log10(255**2 / max(np.mean(difference**2), 1e-3)))
-    return float(np.mean(found))
+        ratios.append(10 * np.log10(255**2 / max(np.mean(difference**2), 1e-3)))
+    return float(np.mean(ratios))
 
 
 def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.ndarray:

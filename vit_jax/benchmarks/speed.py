@@ -66,17 +66,19 @@ def _row(config: ConfigDict, name: str, size: int, steps: int) -> dict | None:
     config = config.copy_and_resolve_references()
     config.model.name, config.data.image_size = name, size
     try:
-        found = step.inference(config, steps=steps)
+        measured = step.inference(config, steps=steps)
     except ConfigError as error:
         logging.info("%s at %d pixels: %s", name, size, error)
         return None
     devices = jax.device_count()
-    room = _memory() - found["weights_bytes"]
+    room = _memory() - measured["weights_bytes"]
     return {
         "model": name,
         "image_size": size,
-        "images_per_second": found["images_per_second"] / devices,
-        "largest_batch": max(int(room // (found["batch_bytes"] * devices / config.batch_size)), 0),
+        "images_per_second": measured["images_per_second"] / devices,
+        "largest_batch": max(
+            int(room // (measured["batch_bytes"] * devices / config.batch_size)), 0
+        ),
     }
 
 

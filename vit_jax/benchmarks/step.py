@@ -104,15 +104,15 @@ class Timed:
         return self.metrics
 
 
-def _compared(one: Timed, times: list[float], other: Timed, other_times: list[float]) -> dict:
-    """Time and FLOPs of an image of `one` over those of the other."""
+def _compared(first: Timed, times: list[float], other: Timed, other_times: list[float]) -> dict:
+    """Time and FLOPs of an image of `first` over those of the other."""
 
     def of_an_image(timed: Timed, seconds: list[float]) -> tuple[float, float]:
         images = timed.assembly.config.batch_size
         return statistics.median(seconds) / images, timed.assembly.step_flops / images
 
     (seconds, flops), (other_seconds, other_flops) = (
-        of_an_image(one, times), of_an_image(other, other_times),
+        of_an_image(first, times), of_an_image(other, other_times),
     )  # fmt: skip
     return {
         "against_model": naming.full_name(

@@ -163,15 +163,17 @@ class Committer:
             try:
                 writes = [
                     write
-                    for name, one in arguments.items()
-                    for write in await self._handlers[name].async_save(unfinished / name, args=one)
+                    for name, argument in arguments.items()
+                    for write in await self._handlers[name].async_save(
+                        unfinished / name, args=argument
+                    )
                 ]
             finally:
                 copied.set()
             deadline = time.monotonic() + 60 * self._wait
             # Orbax would count its own limit by the clock of the day, which may be set while it waits.
-            for one in [_in_thread(write.result) for write in writes]:
-                await asyncio.to_thread(one.result, max(deadline - time.monotonic(), 0))
+            for future in [_in_thread(write.result) for write in writes]:
+                await asyncio.to_thread(future.result, max(deadline - time.monotonic(), 0))
 
         try:
             asyncio.run(write())
@@ -184,7 +186,7 @@ class Committer:
         if processes.index():
             return
         commit = _in_thread(lambda: self._commit_now(folder, unfinished, began))
-        self._commits = {one: self._commits[one] for one in self.committing()} | {folder: commit}
+        self._commits = {path: self._commits[path] for path in self.committing()} | {folder: commit}
         try:
             commit.result(60 * self._commit_minutes)
         except TimeoutError:

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 
-from vit_jax.base import schema
+from vit_jax.base import schema, sections
 from vit_jax.config import Config, default_config
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.networks import evaluated_weights
@@ -50,14 +50,21 @@ def sealed(description: dict) -> dict:
 
 
 def unsealed(description: dict) -> dict | None:
-    """A description as it was read, without its checksum; `None` if it is not what was saved."""
+    """A description as it was read, without its checksum, the config's sections by the names of this version; `None` if
+    it is not what was saved.
+    """
     if not (isinstance(description, dict) and {"config", "model", "classes"} <= description.keys()):
         return None
     # Earlier versions had neither of the two.
     if _SEAL not in description and "training_data" not in description:
-        return description
+        return with_current_names(description)
     rest = {name: value for name, value in description.items() if name != _SEAL}
-    return rest if description.get(_SEAL) == _seal_of(rest) else None
+    return with_current_names(rest) if description.get(_SEAL) == _seal_of(rest) else None
+
+
+def with_current_names(description: dict) -> dict:
+    """A description that an earlier version may have saved, its config's sections by the names of this version."""
+    return description | {"config": sections.with_current_sections(description["config"])}
 
 
 def _seal_of(description: dict) -> str:

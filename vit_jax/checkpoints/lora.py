@@ -10,11 +10,11 @@ def adapters_in(description: dict) -> Adapters | None:
     """The adapters that a checkpoint holds in place of a whole model; `None`: it holds the model."""
     if BASE not in description:
         return None
-    adapt = description["config"]["adapt"]
-    return Adapters(adapt["lora_rank"], tuple(adapt["lora_targets"]), tuple(adapt["also"]))
+    lora = description["config"]["lora"]
+    return Adapters(lora["lora_rank"], tuple(lora["lora_targets"]), tuple(lora["also"]))
 
 
 def saved_like(description: dict, like: Weights) -> Weights:
     """Shapes and dtypes of what a checkpoint holds of a model with those of `like`."""
-    found = adapters_in(description)
-    return like._replace(params=found.trained_like(like.params)) if found else like
+    adapters = adapters_in(description)
+    return like._replace(params=adapters.trained_like(like.params)) if adapters else like

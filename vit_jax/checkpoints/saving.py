@@ -157,10 +157,10 @@ class Checkpoints:
         self._settle()
         reasons, steps = {}, self.steps()
         while True:
-            if found := elsewhere(steps):
-                self._set_aside(reasons, found[0])
+            if other := elsewhere(steps):
+                self._set_aside(reasons, other[0])
                 self._newest = None  # It may have been set aside: then its step is saved again.
-                return found
+                return other
             if not steps:
                 break
             step = steps.pop()

@@ -233,12 +233,12 @@ def read_shard(file: ShardFile, number: int, layout: Layout) -> np.ndarray:
     """
     offset, count, checksum = file.shards[number]
     try:
-        found = np.fromfile(file.path, np.uint8, count, offset=offset)
+        content = np.fromfile(file.path, np.uint8, count, offset=offset)
     except OSError as error:
         raise CheckpointError(f"{file.path} cannot be read: {error.strerror}") from error
-    if found.nbytes != count or zlib.crc32(found) != checksum:
+    if content.nbytes != count or zlib.crc32(content) != checksum:
         raise CheckpointError(f"{file.path} is damaged: the bytes of a shard have changed")
-    return found.view(layout.dtypes[number]).reshape(layout.shapes[number])
+    return content.view(layout.dtypes[number]).reshape(layout.shapes[number])
 
 
 def _as_bytes(array: np.ndarray) -> np.ndarray:

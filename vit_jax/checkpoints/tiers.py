@@ -34,7 +34,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import fingerprints, shards
+from vit_jax.checkpoints import descriptions, fingerprints, shards
 from vit_jax.checkpoints.reading import everywhere
 from vit_jax.checkpoints.shards import Layout, ShardFile
 from vit_jax.devices import processes
@@ -134,13 +134,13 @@ class LocalTier:
                 logging.warning("local checkpoints are not used: %s", error)
                 return None
             try:
-                found = everywhere(
+                by_number = everywhere(
                     lambda step=step: self._read(files[step]) if step in files else {}
                 )
             except CheckpointError as error:
                 logging.warning("config.checkpoint.local: %s; trying what else there is", error)
                 continue
-            parts = self._state(found, offers[step])
+            parts = self._state(by_number, offers[step])
             if changed := self._changed(parts, description):
                 logging.warning(
                     "config.checkpoint.local: the bits of %s in step %d are not those that were saved; trying what "
@@ -228,7 +228,7 @@ class LocalTier:
 
     def _files(self) -> dict[int, list[ShardFile]]:
         """The good files of this run on this host, by step."""
-        found, refused = {}, []
+        by_step, refused = {}, []
         for path, (_, _, step, finished) in _listed(self._folder).items():
             if not finished:
                 continue
@@ -242,11 +242,11 @@ class LocalTier:
             elif file.header["layout"] != self._layout.signature:
                 refused.append(f"{path} is of another model, optimizer or config.mesh")
             else:
-                found.setdefault(step, []).append(file)
+                by_step.setdefault(step, []).append(file)
         if refused:
             others = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
             logging.warning("config.checkpoint.local: %s%s: not used", refused[0], others)
-        return found
+        return by_step
 
     def _held(self, files: list[ShardFile]) -> set[int]:
         """The shards that this process has both on a disk and on its devices."""
@@ -260,7 +260,7 @@ class LocalTier:
         first = next(process for process, offer in enumerate(offers) if offer)
         mine = json.dumps(files[0].header["description"]) if first == processes.index() else ""
         described = processes.gather("description of a local checkpoint", mine, self._wait)
-        return json.loads(described[first])
+        return descriptions.with_current_names(json.loads(described[first]))
 
     def _read(self, files: list[ShardFile]) -> dict[int, np.ndarray]:
         """This process's shards from files of one step; a damaged file is removed from the list.
@@ -268,27 +268,27 @@ class LocalTier:
         Raises:
           CheckpointError: a file is damaged.
         """
-        found = {}
+        by_number = {}
         for file in list(files):
             try:
-                for number in file.shards.keys() & self._layout.own.keys() - found.keys():
-                    found[number] = shards.read_shard(file, number, self._layout)
+                for number in file.shards.keys() & self._layout.own.keys() - by_number.keys():
+                    by_number[number] = shards.read_shard(file, number, self._layout)
             except CheckpointError:
                 files.remove(file)
                 raise
-        return found
+        return by_number
 
-    def _state(self, found: dict[int, np.ndarray], offers: list[set[int]]) -> dict:
+    def _state(self, by_number: dict[int, np.ndarray], offers: list[set[int]]) -> dict:
         """The parts of a state, from this process's shards and those of the others."""
-        whole = len(found) == len(self._layout.own)
+        whole = len(by_number) == len(self._layout.own)
         missing = processes.failures("missing shards", "" if whole else "missing", self._wait)
         if not missing:
-            return self._layout.arrays(found)
+            return self._layout.arrays(by_number)
         logging.info(
             "the missing shards of process %s come from the others", ", ".join(map(str, missing))
         )
         earlier = set().union(*offers[: processes.index()])
-        return self._layout.gathered(found, sent=found.keys() - earlier)
+        return self._layout.gathered(by_number, sent=by_number.keys() - earlier)
 
     def _changed(self, parts: dict, description: dict) -> str:
         """The name of an array that is not the one that was saved, on a device of any process; '' for none."""

@@ -131,7 +131,7 @@ def prepare() -> None:
         lines.append(index.text(result["index"]))
     if FLAGS.verify:
         result["verified"] = verify(FLAGS.out or source, workers=FLAGS.workers)
-        lines += [f"{one['name']}: {one['why']}" for one in result["verified"]["bad"]]
+        lines += [f"{record['name']}: {record['why']}" for record in result["verified"]["bad"]]
         lines.append(f"{result['verified']['examples']} records are good")
     cli.print_result(result, "\n".join(lines))
     if FLAGS.verify and result["verified"]["bad"]:
@@ -209,7 +209,11 @@ def merge() -> None:
     from vit_jax.interchange import averaging, formats, orbax
 
     if FLAGS.last > 1:
-        paths = [str(one) for run in paths for one in averaging.last_checkpoints(run, FLAGS.last)]
+        paths = [
+            str(checkpoint)
+            for run in paths
+            for checkpoint in averaging.last_checkpoints(run, FLAGS.last)
+        ]
     orbax.check_unused(formats.to_write(FLAGS.out, orbax.NAME))
     models = averaging.read_alike(paths)
     result = {"averaged": paths}

@@ -199,13 +199,13 @@ def numbers(flag: str) -> list[float]:
 
 def confidences(flag: str) -> list[float]:
     """The values of a flag that lists how probable something has to be."""
-    found = numbers(flag)
-    if not all(value >= 0 for value in found):
+    probabilities = numbers(flag)
+    if not all(value >= 0 for value in probabilities):
         given = ",".join(FLAGS[flag].value)
         raise flags.Error(
             f"--{flag}={given} must be numbers from 0 on (above 1: never): {FLAGS[flag].help}"
         )
-    return found
+    return probabilities
 
 
 def define_json() -> None:

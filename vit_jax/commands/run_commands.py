@@ -95,14 +95,14 @@ def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> 
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
 
-        found = {
+        results = {
             name: dry_run(config, None, tuple(runs), elsewhere)[0] for name, config in runs.items()
         }
         lines = [
-            f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
-            for name, one in found.items()
+            f"{name}: {result['model']}, {result['parameters']:,} parameters, {result['steps']:,} steps"
+            for name, result in results.items()
         ]
-        cli.print_result(found, "\n".join(lines))
+        cli.print_result(results, "\n".join(lines))
         return
 
     from vit_jax.checkpoints import storage

@@ -126,8 +126,8 @@ def summarize(config: ComputeOptions, mesh: Mesh, attention: Iterable[str] = ())
         depth = max(_stacks(config.layers), default=0)
         if depth:
             count = unrolled(config.unroll, depth, policy)
-            how = {1: "scanned", depth: "unrolled"}.get(count, f"{count} at a time")
-            phrases.append(f"layers: {how}")
+            form = {1: "scanned", depth: "unrolled"}.get(count, f"{count} at a time")
+            phrases.append(f"layers: {form}")
     phrases += [f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
         phrases[-1] += (

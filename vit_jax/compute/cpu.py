@@ -42,9 +42,9 @@ def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     b, right = _batch_first(b, right, batch)
     axes = ((left.index(*summed),), (right.index(*summed),))
     leading = tuple(range(len(batch)))
-    found = jax.lax.dot_general(a, b, (axes, (leading, leading)))
+    outcome = jax.lax.dot_general(a, b, (axes, (leading, leading)))
     order = [*batch, *rows, *columns]
-    return found.transpose([order.index(axis) for axis in result])
+    return outcome.transpose([order.index(axis) for axis in result])
 
 
 @recompute.named.on("cpu")

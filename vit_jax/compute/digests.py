@@ -42,7 +42,7 @@ def mark(
         stride *= shape[axis]
     mixed = _mixed(_words(x), position)
     sums = (mixed, mixed * (2 * position + 1), _summed(x))
-    return jnp.stack([jnp.sum(one, dtype=jnp.uint32) for one in sums])
+    return jnp.stack([jnp.sum(terms, dtype=jnp.uint32) for terms in sums])
 
 
 def host_mark(array: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from vit_jax.devices.meshes import AXES, BATCH
 
 
 def constrain_batch(x: jax.Array) -> jax.Array:
-    """Keeps the first axis of an activation cut as the batch is, where a mesh is set; else XLA may
+    """Keeps the first axis of an activation sharded as the batch is, where a mesh is set; else XLA may
     prefer to move activations.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -42,7 +42,7 @@ def by_batch(function: Callable, x: jax.Array) -> jax.Array:
 
 
 def gather_kernel(kernel: jax.Array) -> jax.Array:
-    """A depth-wise kernel (S, S, 1, C) whole on every replica, but for the channels that `tensor` cuts.
+    """A depth-wise kernel (S, S, 1, C), its channels sharded over `tensor`, all else whole on every replica.
 
     Kernels of products XLA gathers by itself; where one of these is sharded over `fsdp`, it would
     rather move the activations of the whole batch.

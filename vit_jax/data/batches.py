@@ -32,8 +32,8 @@ def spec(
     masks: ClassTable | bool = False,
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """The largest of `specs`."""
-    found = specs(config, num_classes, multi_label, masks)
-    return max(found, key=lambda spec: sum(x.size for x in spec.values()))
+    candidates = specs(config, num_classes, multi_label, masks)
+    return max(candidates, key=lambda spec: sum(x.size for x in spec.values()))
 
 
 def specs(
@@ -57,7 +57,7 @@ def specs(
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
     """
-    found = []
+    batches = []
     for images in _image_shapes(config):
         shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in images}
         if masks and not config.data.views:
@@ -65,19 +65,19 @@ def specs(
             shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), dtype
         elif num_classes and not masks:
             rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
-            several = (config.batch_size, num_classes), np.float32
-            shapes["label"] = several if rows else ((config.batch_size,), np.int32)
+            label_rows = (config.batch_size, num_classes), np.float32
+            shapes["label"] = label_rows if rows else ((config.batch_size,), np.int32)
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
-        if batch not in found:
-            found.append(batch)
-    return found
+        if batch not in batches:
+            batches.append(batch)
+    return batches
 
 
 def _image_shapes(config: BatchSpec) -> list[list[tuple[str, tuple[int, ...]]]]:
     """(name, shape of an example) of the images in a training batch, for each of `views.variants`."""
     variants = views.variants(config) if config.data.views else ()
-    found = [[(view.name, view.shape) for view in several] for several in variants]
-    return found or [[("image", crops.shape(config.data))]]
+    shapes = [[(view.name, view.shape) for view in variant] for variant in variants]
+    return shapes or [[("image", crops.shape(config.data))]]
 
 
 class TrainBatches:
@@ -129,12 +129,12 @@ class TrainBatches:
         """
         with self._planning:
             examples, ids, draws = self._plan(step)
-        several = self._variants[self._variant(step)]
+        variant = self._variants[self._variant(step)]
         read, bad = read or _reader_of(self.source), {}
         for place, row in enumerate(range(*part.indices(len(self.rows)))):
             cut = functools.partial(
                 self.cut,
-                several=several,
+                variant=variant,
                 draws=[of_view[row] for of_view in draws],
                 outs={name: array[row] for name, array in batch.items()},
             )
@@ -146,13 +146,13 @@ class TrainBatches:
         self,
         example: Record,
         *,
-        several: Sequence[views.Views],
+        variant: Sequence[views.Views],
         draws: list,
         outs: dict[str, np.ndarray],
     ) -> None:
         """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
         image, name = example.image, example.name
-        if not several:
+        if not variant:
             labels = _label_map(self.source, example, outs)
             decode.train_crop(
                 image, self._data, draws[0], name=name, out=outs["image"], label_map=labels
@@ -161,7 +161,7 @@ class TrainBatches:
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
         )
-        for view in several:
+        for view in variant:
             for number, out in zip(view.numbers, outs[view.name], strict=True):
                 decode.train_crop(pixels, view.data, draws[number], name=name, out=out)
 
@@ -252,10 +252,10 @@ class EvalBatches:
         ids = step * self.batch_size + self.rows[part]
         batch, bad = {name: array[part] for name, array in batch.items()}, {}
         batch["mask"][:] = ids < len(self.source)
-        there = int(batch["mask"].sum())  # rows rise, so padding comes last
+        count = int(batch["mask"].sum())  # rows rise, so padding comes last
         for array in batch.values():
-            array[there:] = 0
-        for row, index in enumerate(ids[:there].tolist()):
+            array[count:] = 0
+        for row, index in enumerate(ids[:count].tolist()):
             try:
                 example = read(index, row)
                 outs = {name: array[row] for name, array in batch.items()}

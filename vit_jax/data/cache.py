@@ -99,11 +99,11 @@ class CachedSource:
     def _read(self, indices: list[int]) -> list[Record]:
         """Several records: those that are not there with one call of the source."""
         records = [self._load(index) for index in indices]
-        missing = [index for index, one in zip(indices, records, strict=True) if one is None]
-        found = iter(self._source.read(missing) if missing else ())
+        missing = [index for index, record in zip(indices, records, strict=True) if record is None]
+        fetched = iter(self._source.read(missing) if missing else ())
         for place, index in enumerate(indices):
             if records[place] is None:
-                records[place] = next(found)
+                records[place] = next(fetched)
                 self._keep(index, records[place])
         return records
 

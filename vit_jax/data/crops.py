@@ -102,10 +102,10 @@ def eval_part(height: int, width: int, config_data: Data) -> Part:
 
 def describe_crop(config_data: "Data | Preprocessing") -> str:
     """How evaluation images are cut, in words: 'torchvision crop of images resized to 248, bicubic'."""
-    how = config_data.eval_crop
-    if how in _RESIZING:
-        how += f" crop of images resized to {config_data.eval_resize}"
-    return f"{how}, {config_data.interpolation}"
+    text = config_data.eval_crop
+    if text in _RESIZING:
+        text += f" crop of images resized to {config_data.eval_resize}"
+    return f"{text}, {config_data.interpolation}"
 
 
 def check_crops(config_data: Data) -> None:
@@ -171,15 +171,15 @@ def _jittered(
     target, (low, high) = sizes.height_width(config_data.image_size), config_data.crop_scale
     fits = min(size / length for size, length in zip(target, image, strict=True))
     scale = fits * (low + (high - low) * draws[0])
-    corners, found = [], []
+    corners, filled_size = [], []
     for length, size, draw in zip(image, target, draws[1:3], strict=True):
         new = max(1, round(length * scale))
         shown = min(new, size)
         first = int(draw * (new - shown + 1))
         corners.append((first * length / new, (first + shown) * length / new))
-        found.append(shown)
+        filled_size.append(shown)
     (top, bottom), (left, right) = corners
-    return (top, left, min(bottom, image[0]), min(right, image[1])), tuple(found)
+    return (top, left, min(bottom, image[0]), min(right, image[1])), tuple(filled_size)
 
 
 def _resized_by_torchvision(

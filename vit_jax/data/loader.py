@@ -61,7 +61,7 @@ def train_batches(
       multi-label}.
 
     Raises:
-      ConfigError: the batch cannot be cut evenly, or the crop is larger than the image it is cut
+      ConfigError: the batch cannot be split evenly, or the crop is larger than the image it is cut
         from.
     """
     crops.check_crops(config.data)

@@ -51,22 +51,22 @@ class RowBlock:
         self.number, self.examples = number, examples
         self.requested, self.missing = 0, len(examples or ())
         self.size, self.wait_seconds = 0, 0.0
-        self._found: list[Record | Exception | None] = [None] * self.missing
+        self._records: list[Record | Exception | None] = [None] * self.missing
 
-    def put(self, first: int, found: list[Record | Exception]) -> int:
+    def put(self, first: int, records: list[Record | Exception]) -> int:
         """Keeps what was read of the examples from place `first` on; returns its bytes."""
-        self._found[first : first + len(found)] = found
-        size = sum(_bytes(one) for one in found)
-        self.missing -= len(found)
+        self._records[first : first + len(records)] = records
+        size = sum(_bytes(record) for record in records)
+        self.missing -= len(records)
         self.size += size
         return size
 
     def pop(self, place: int) -> Record:
         """The record at `place`, which is kept no longer; raises the error that reading it raised."""
-        found, self._found[place] = self._found[place], None
-        if isinstance(found, Exception):
-            raise found
-        return found
+        record, self._records[place] = self._records[place], None
+        if isinstance(record, Exception):
+            raise record
+        return record
 
 
 class ReadAhead:
@@ -208,19 +208,19 @@ class ReadAhead:
                 block, first, stop = request
                 self._lock.release()
                 start = time.perf_counter(), time.thread_time()
-                found = self._read_some(block.examples[first:stop])
+                records = self._read_some(block.examples[first:stop])
                 self._lock.acquire()
-                self._note(start, len(found))
-                self._keep(block, first, found)
+                self._note(start, len(records))
+                self._keep(block, first, records)
 
-    def _keep(self, block: RowBlock, first: int, found: list[Record | Exception]) -> None:
+    def _keep(self, block: RowBlock, first: int, records: list[Record | Exception]) -> None:
         """Takes what a request gave."""
         self._requests -= 1
-        self._unread -= len(found)
-        size = block.put(first, found)
+        self._unread -= len(records)
+        size = block.put(first, records)
         self._bytes += size
         self.most_bytes = max(self.most_bytes, self._bytes)
-        self._mean_size += (size / len(found) - self._mean_size) / (len(self._waits) + 1)
+        self._mean_size += (size / len(records) - self._mean_size) / (len(self._waits) + 1)
         if not block.missing:
             self._complete.notify()
         self._report()
@@ -319,13 +319,13 @@ class ReadAhead:
                 return list(self._source.read(examples))
             except Exception:  # one of them has it: which, they say one by one
                 pass
-        found = []
+        records = []
         for index in examples:
             try:
-                found.append(retrying.read_with_retries(self._source, index, self._closed))
+                records.append(retrying.read_with_retries(self._source, index, self._closed))
             except Exception as error:
-                found.append(error)
-        return found
+                records.append(error)
+        return records
 
     def _note(self, start: tuple[float, float], records: int) -> float:
         """Takes the measurement of `records` reads: the seconds in which they used no core, which it
@@ -355,12 +355,12 @@ def join(threads: list[threading.Thread]) -> None:
         thread.join(max(until - time.monotonic(), 0))
 
 
-def _bytes(found: Record | Exception) -> int:
-    if isinstance(found, Exception):
+def _bytes(record: Record | Exception) -> int:
+    if isinstance(record, Exception):
         return 0
-    mask = found.label[0] if isinstance(found.label, tuple) and found.label else found.label
+    mask = record.label[0] if isinstance(record.label, tuple) and record.label else record.label
     mask = mask if isinstance(mask, bytes) else b""
-    image = found.image
+    image = record.image
     return len(mask) + (image.nbytes if isinstance(image, np.ndarray) else len(image))
 
 
@@ -374,4 +374,4 @@ def _free_memory() -> float:
         group = pathlib.Path("/sys/fs/cgroup")
         limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
         free.append(int(limit) - int(used))
-    return min([max(one, 0) // _SHARE for one in free] + [_MOST_MEMORY])
+    return min([max(amount, 0) // _SHARE for amount in free] + [_MOST_MEMORY])

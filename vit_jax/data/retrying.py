@@ -54,7 +54,7 @@ def read_with_retries(source: Source, index: int, stopped: threading.Event) -> R
 
 def _passing(error: Exception) -> OSError | None:
     """What the file system or network reported, if another try may succeed."""
-    for one in (error, error.__cause__, error.__context__):
-        if isinstance(one, OSError):
-            return None if isinstance(one, _LASTING) else one
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, OSError):
+            return None if isinstance(cause, _LASTING) else cause
     return None

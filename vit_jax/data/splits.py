@@ -54,13 +54,13 @@ def select(
 
 def _cut(parts: list[tuple[str, int, int]], start: int, stop: int) -> list[tuple[str, int, int]]:
     """The examples `start` to `stop` of `parts` joined."""
-    found, before = [], 0
+    selected, before = [], 0
     for name, first, last in parts:
         low, high = max(first, first + start - before), min(last, first + stop - before)
         if low < high:
-            found.append((name, low, high))
+            selected.append((name, low, high))
         before += last - first
-    return found
+    return selected
 
 
 def rest(expression: str) -> str | None:

@@ -90,7 +90,7 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             f"config.data.permute = {config.data.permute!r}: images of several views (config.data.views) "
             "are not permuted"
         )
-    found, first = [], 0
+    all_views, first = [], 0
     for i, given in enumerate(config.data.views):
         where = f"config.data.views: view {i}"
         if not isinstance(given, Mapping):
@@ -127,10 +127,10 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         first += view.count
-        found.append(view)
+        all_views.append(view)
         if options.again:
-            found.append(_again(view, options.again, where))
-    return tuple(found)
+            all_views.append(_again(view, options.again, where))
+    return tuple(all_views)
 
 
 def variants(config: BatchSpec) -> tuple[tuple[Views, ...], ...]:
@@ -139,7 +139,7 @@ def variants(config: BatchSpec) -> tuple[tuple[Views, ...], ...]:
     Raises:
       ConfigError: see `of`; or an entry has another number of sizes than there are views.
     """
-    found, views = [of(config)], config.data.views
+    all_variants, views = [of(config)], config.data.views
     for i, entry in enumerate(_entries(config)):
         where = f"config.data.view_sizes: entry {i}"
         if len(entry.sizes) != len(views):
@@ -151,8 +151,8 @@ def variants(config: BatchSpec) -> tuple[tuple[Views, ...], ...]:
             factor = {"again": entry.again} if entry.again and view.get("again") else {}
             resized.append({**view, "image_size": sizes.parse(size, where), **factor})
         data = dataclasses.replace(config.data, views=tuple(resized), view_sizes=())
-        found.append(of(dataclasses.replace(config, data=data)))
-    return tuple(found)
+        all_variants.append(of(dataclasses.replace(config, data=data)))
+    return tuple(all_variants)
 
 
 def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
@@ -164,9 +164,9 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     entries = _entries(config)
     if not entries:
         return lambda step: 0
-    how = {"batch_size": config.batch_size, "examples_per_epoch": examples}
-    total = durations.steps(config.duration, **how)
-    starts = [durations.steps(entry.start, **how, total_steps=total) for entry in entries]
+    units = {"batch_size": config.batch_size, "examples_per_epoch": examples}
+    total = durations.steps(config.duration, **units)
+    starts = [durations.steps(entry.start, **units, total_steps=total) for entry in entries]
 
     def choose(step: int) -> int:
         shares = [e.share * (step >= start) for e, start in zip(entries, starts, strict=True)]
@@ -180,13 +180,13 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
 
 
 def _entries(config: BatchSpec) -> list[Sizes]:
-    found = []
+    all_sizes = []
     for i, options in enumerate(config.data.view_sizes):
         where = f"config.data.view_sizes: entry {i}"
         if not isinstance(options, Mapping):
             raise ConfigError(f"{where}, {options!r}, is no {{'OPTION': VALUE, …}}")
-        found.append(Sizes(**schema.checked_options(Sizes, dict(options), where, f"{where}: ")))
-    return found
+        all_sizes.append(Sizes(**schema.checked_options(Sizes, dict(options), where, f"{where}: ")))
+    return all_sizes
 
 
 def _again(view: Views, factor: float, where: str) -> Views:
@@ -204,7 +204,7 @@ def _again(view: Views, factor: float, where: str) -> Views:
 
 
 def augment_views(
-    batch: dict[str, jax.Array], views: Sequence[Views], key: jax.Array, **how
+    batch: dict[str, jax.Array], views: Sequence[Views], key: jax.Array, **normalization
 ) -> dict[str, jax.Array]:
     """Augments and normalises views, (B, count, H, W, C) uint8 each, every view with a key of its own.
 
@@ -219,7 +219,7 @@ def augment_views(
     def of_views(view: Views) -> jax.Array:
         def one(images, number):
             return augmentation.augment(
-                images, {}, jax.random.fold_in(key, number), view.augment, **how
+                images, {}, jax.random.fold_in(key, number), view.augment, **normalization
             )[0]
 
         return jax.vmap(one, (1, 0), 1)(batch[view.name], jnp.array(view.numbers))

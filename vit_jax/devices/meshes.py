@@ -41,7 +41,7 @@ MATRICES = "stack_"
 # The last two axes of an array on a TPU are padded to multiples of these (gradients are bfloat16).
 _TILE = (16, 128)
 
-# (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
+# (pattern, axis): the axis that tensor parallelism shards, counted from the end so that stacked and
 # single layers read alike. These rules are for the layers that families share; a family with layers
 # of its own declares theirs in `classifier.ClassifierConfig.tensor_rules`.
 # Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,
@@ -174,14 +174,14 @@ def shardings(
     Returns:
       The same tree of `NamedSharding`.
     """
-    found = specs(
+    tree_of_specs = specs(
         tree,
         mesh.shape,
         fsdp_min_size=fsdp_min_size,
         tensor_rules=tensor_rules,
         over_data=over_data,
     )
-    return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, found)
+    return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, tree_of_specs)
 
 
 def specs(

@@ -8,6 +8,8 @@ PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own n
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import objectives
@@ -49,20 +51,20 @@ class Suite:
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
         """All metrics of a model; see `Evaluator`."""
-        found = {}
+        all_metrics = {}
         for metrics in self.each(trained, mesh, watch):
-            found |= metrics
-        return found
+            all_metrics |= metrics
+        return all_metrics
 
     def metrics(self) -> list[str] | None:
         """The names of all metrics; `None` if those of an evaluator are not known before it has judged."""
-        found = []
+        all_names = []
         for prefix, evaluator in self.evaluators:
             names = evaluator.metrics()
             if names is None:
                 return None
-            found += [f"{prefix}/{name}" if prefix else name for name in names]
-        return found
+            all_names += [f"{prefix}/{name}" if prefix else name for name in names]
+        return all_names
 
     def each(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -70,7 +72,7 @@ class Suite:
         """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:
             metrics = evaluator(trained, mesh, watch)
-            yield {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
+            yield {f"{prefix}/{n}" if prefix else n: _plain(x) for n, x in metrics.items()}
 
 
 def make(entries: Sequence, context: EvalContext) -> Suite:
@@ -88,7 +90,7 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
         objective = objectives.find_objective(context.config.objective)[0]
         usual = "accuracy" if objective.needs_labels or context.networks is None else "loss"
         entries = (objective.evaluator or usual,)
-    found = {}
+    evaluators = {}
     for entry in entries:
         name, given = (entry, {}) if isinstance(entry, str) else _pair(entry)
         if name not in EVALUATORS:
@@ -101,13 +103,13 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
             **schema.checked_options(evaluator.Options, given, where, f"{where}: ")
         )
         prefix = options.prefix or ("" if name in _UNPREFIXED else name)
-        if prefix in found:
+        if prefix in evaluators:
             raise ConfigError(
                 f"config.eval.evaluators: two have the prefix {prefix!r}; give one another: "
                 f"({name!r}, {{'prefix': 'NAME'}})"
             )
-        found[prefix] = evaluator(options, context)
-    return Suite(tuple(found.items()))
+        evaluators[prefix] = evaluator(options, context)
+    return Suite(tuple(evaluators.items()))
 
 
 def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:
@@ -135,6 +137,11 @@ def is_share(metric: str) -> bool:
     """Whether a metric is between 0 and 1, and written in percent."""
     last = metric.split("/")[-1]
     return last in _SHARES or last.endswith(("accuracy", "shot"))
+
+
+def _plain(value):
+    """A number as Python's own, which JSON takes too."""
+    return value.item() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
 
 
 def _pair(entry) -> tuple[str, dict]:

@@ -72,8 +72,8 @@ class Classification(LogitsEvaluator):
             )
 
     def metrics(self) -> tuple[str, ...]:
-        several = self.source.multi_label
-        return (*_RANKED, *(("mean_average_precision",) if several else _SINGLE), "examples")
+        multi_label = self.source.multi_label
+        return (*_RANKED, *(("mean_average_precision",) if multi_label else _SINGLE), "examples")
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -86,15 +86,15 @@ class Classification(LogitsEvaluator):
         if self.options.present:
             logits = np.where(targets.any(0), logits, -np.inf)
         kind = objectives.probabilities(self.context.config.objective)
-        found = _ranked(logits, targets)
+        metrics = _ranked(logits, targets)
         if self.source.multi_label:
             precisions = measures.average_precision(logits, targets)
-            found["mean_average_precision"] = float(np.nanmean(precisions))
+            metrics["mean_average_precision"] = float(np.nanmean(precisions))
         else:
-            found |= _single(logits, targets) | _calibration(logits, targets, kind)
+            metrics |= _single(logits, targets) | _calibration(logits, targets, kind)
         if self.options.out and jax.process_index() == 0:
             self._write(logits, targets, indices, measures.probabilities(logits, kind))
-        return found | {"examples": len(logits)}
+        return metrics | {"examples": len(logits)}
 
     def _write(
         self,
@@ -144,27 +144,27 @@ def _single(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """Means over the classes that have examples."""
     pairs = measures.confusion(targets.argmax(-1), logits.argmax(-1), logits.shape[-1])
     columns = measures.by_class(pairs)
-    there = columns.pop("examples") > 0
-    return {name: float(values[there].mean()) for name, values in columns.items()}
+    has_examples = columns.pop("examples") > 0
+    return {name: float(values[has_examples].mean()) for name, values in columns.items()}
 
 
 def _calibration(logits: np.ndarray, targets: np.ndarray, kind: str) -> dict[str, float]:
     """How far probabilities can be believed, as they are and with a temperature."""
-    there = np.isfinite(logits[0])  # of the classes that can be predicted
-    logits, targets = logits[:, there], targets[:, there]
+    possible = np.isfinite(logits[0])  # of the classes that can be predicted
+    logits, targets = logits[:, possible], targets[:, possible]
     scaled = logits.astype(np.float64)
     for half in (slice(0, None, 2), slice(1, None, 2)) if len(logits) > 1 else ():
         others = slice(1 - half.start, None, 2)
         scaled[half] /= measures.fit_temperature(logits[others], targets[others], kind)
-    found = {}
+    metrics = {}
     for ending, values in (("", logits), ("_scaled", scaled)):
         likely = measures.probabilities(values, kind)
-        found |= {
+        metrics |= {
             f"nll{ending}": measures.negative_log_likelihood(values, targets, kind),
             f"brier{ending}": measures.brier_score(likely, targets),
             f"ece{ending}": measures.calibration_error(measures.bins_of(likely, targets)),
         }
-    return found | {"temperature": measures.fit_temperature(logits, targets, kind)}
+    return metrics | {"temperature": measures.fit_temperature(logits, targets, kind)}
 
 
 def _draw(
@@ -177,8 +177,8 @@ def _draw(
         "Accuracy by the probability of the best class", x="probability [%]", y="accuracy [%]"
     )
     plot.line([0, 100], [0, 100], style.GREY, "as sure as right", width=1)
-    there = bins.count > 0
-    confidence, accuracy = 100 * bins.confidence[there], 100 * bins.accuracy[there]
+    filled = bins.count > 0
+    confidence, accuracy = 100 * bins.confidence[filled], 100 * bins.accuracy[filled]
     plot.line(confidence, accuracy, style.COLOURS[0])
     plot.dots(confidence, accuracy, style.COLOURS[0], "examples of a bin")
     shown = _most_confused(pairs)

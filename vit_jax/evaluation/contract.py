@@ -1,6 +1,7 @@
 """What an evaluator is: a judgement of a model as it trains, or of one in a checkpoint."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -74,18 +75,18 @@ class EvaluatorOptions:
     )
 
 
-# As files from outside, written for version 0.1, call it.
-Options = EvaluatorOptions
-
-
 class Evaluator:
     """Base of all evaluators. It opens its own data when it is made, before devices are used.
 
     Attributes:
       Options: its frozen dataclass of options.
+      expects: what a subclass has to define, for messages.
     """
 
     Options: ClassVar[type] = EvaluatorOptions
+    expects: ClassVar[str] = (
+        "an evaluator is called as evaluator(trained, mesh, watch) and returns metrics by name, {'recall': 0.9}"
+    )
 
     def __init__(self, options: Any, context: EvalContext):
         """Raises `ConfigError` for options or data that do not go with the model."""
@@ -105,6 +106,12 @@ class Evaluator:
           Metrics by name, the same in all processes.
         """
         raise NotImplementedError
+
+    def rehearse(self) -> None:
+        """Before the run, without weights, examples and devices: raises an error of any type for what would fail in
+        `__call__`. Base classes trace the model and try what is computed of its outputs. See `rehearsal.rehearse`.
+        """
+        inspect.signature(self.__call__).bind(None, None, iter)
 
     def metrics(self) -> tuple[str, ...] | None:
         """The names of its metrics, by which `config.eval.best` is checked before training; `None` if they are known

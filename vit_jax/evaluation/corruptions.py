@@ -61,15 +61,15 @@ class Corruptions(Evaluator):
 
 def summarized(errors: dict[tuple[str, int], float]) -> dict[str, float]:
     """The metrics for the errors by (corruption, severity)."""
-    found = {
+    by_corruption = {
         name: float(np.mean([errors[name, s] for s in SEVERITIES]) / known)
         for name, known in ALEXNET.items()
     }
     mean = {
-        "mce": float(np.mean(list(found.values()))),
+        "mce": float(np.mean(list(by_corruption.values()))),
         "error": float(np.mean(list(errors.values()))),
     }
-    return mean | found
+    return mean | by_corruption
 
 
 def _section(data: Data, name: str, severity: int) -> Data:

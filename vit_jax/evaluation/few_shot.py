@@ -75,13 +75,13 @@ def accuracies(
     """
     metrics = {}
     for shots in options.shots:
-        found = []
+        shares = []
         for seed in range(options.seeds):
             chosen = choose(labels, shots, seed)
             fit = fit_linear(train[chosen], labels[chosen], classes, options.l2)
-            found.append(np.mean(fit(test).argmax(-1) == truth))
-        metrics[f"{shots}shot"] = float(np.mean(found))
-        metrics[f"{shots}shot_std"] = float(np.std(found))
+            shares.append(np.mean(fit(test).argmax(-1) == truth))
+        metrics[f"{shots}shot"] = float(np.mean(shares))
+        metrics[f"{shots}shot_std"] = float(np.std(shares))
     return metrics
 
 

@@ -39,8 +39,8 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     """
     augment.check_normalization(data, source)
     data = augment.with_channels(data)
-    size, how = sizes.size_text(data.image_size), crops.describe_crop(data)
-    logging.info("images: %s pixels (%s), mean %s, std %s", size, how, data.mean, data.std)
+    size, crop = sizes.size_text(data.image_size), crops.describe_crop(data)
+    logging.info("images: %s pixels (%s), mean %s, std %s", size, crop, data.mean, data.std)
     return data
 
 
@@ -112,8 +112,8 @@ def make_features(
     def features(weights: Weights, images: jax.Array):
         model = _model(definition, model_config, weights)
         prepared = _prepared(images, model_config, data)
-        output, found = layer_features.compute(model, prepared, layers, norm=norm)
-        return jax.tree.map(lambda x: x.astype(jnp.float32), (output.features, found))
+        output, selected = layer_features.compute(model, prepared, layers, norm=norm)
+        return jax.tree.map(lambda x: x.astype(jnp.float32), (output.features, selected))
 
     return features
 

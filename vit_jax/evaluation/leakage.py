@@ -102,11 +102,11 @@ def _is_training_data(data: Data, trained_on: Mapping[str, Any], mark: str) -> b
         return False
 
 
-def _nested(one: str, other: str) -> bool:
+def _nested(first: str, other: str) -> bool:
     """Whether two paths are the same, or one contains the other."""
-    if not places.in_bucket(one):
-        one = os.path.realpath(one)
+    if not places.in_bucket(first):
+        first = os.path.realpath(first)
     if not places.in_bucket(other):
         other = os.path.realpath(other)
-    one, other = one.rstrip("/") + "/", other.rstrip("/") + "/"
-    return one.startswith(other) or other.startswith(one)
+    first, other = first.rstrip("/") + "/", other.rstrip("/") + "/"
+    return first.startswith(other) or other.startswith(first)

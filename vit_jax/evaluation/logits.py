@@ -12,11 +12,19 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.labels.classes import with_classes
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import EvalContext, Evaluator, EvaluatorOptions, Watch
+from vit_jax.evaluation.contract import (
+    EvalContext,
+    EvaluatedModel,
+    Evaluator,
+    EvaluatorOptions,
+    Watch,
+)
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import to_targets
+
+_MADE_UP = 1 << 24  # logits of a rehearsal: 64 MiB
 
 
 class Logits(NamedTuple):
@@ -34,7 +42,8 @@ class Logits(NamedTuple):
 
 
 class LogitsEvaluator(Evaluator):
-    """Base of evaluators of logits, which judge on `eval_split`.
+    """Base of evaluators of logits, which judge on `eval_split`. A subclass defines `score`, or its own `__call__`
+    where the logits of all examples would not fit the host's memory.
 
     Attributes:
       source: the examples.
@@ -42,6 +51,10 @@ class LogitsEvaluator(Evaluator):
     """
 
     Options = EvaluatorOptions
+    expects = (
+        "score(self, examples) gets one Logits with .logits (n, classes) float32, .targets (n, classes) bool and "
+        ".positions (n,), and returns metrics by name, {'recall': 0.9}"
+    )
 
     def __init__(self, options: EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)
@@ -54,6 +67,34 @@ class LogitsEvaluator(Evaluator):
         self.source = with_classes(sources.open_eval(self.config.data), context.classes)
         self._gather = None
 
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
+        return self.score(self.collect(trained.weights, mesh, watch))
+
+    def score(self, examples: Logits) -> dict[str, float]:
+        """Metrics by name, of the logits and targets of all examples; computed on the host, by every process."""
+        raise NotImplementedError
+
+    def rehearse(self) -> None:
+        from vit_jax.evaluation import rehearsal  # for evaluators of users alone
+
+        super().rehearse()
+        rehearsal.check_output(
+            self.forward(), self.context, self.config.data, self.context.model_config.num_classes
+        )
+        if type(self).__call__ is LogitsEvaluator.__call__:
+            examples = self._made_up()
+            rehearsal.check_metrics(self.score(examples), self.metrics())
+
+    def _made_up(self) -> Logits:
+        """As `collect`, of as many examples, but none of the data set's; of fewer where they would take long."""
+        classes = self.context.model_config.num_classes
+        count = max(1, min(len(self.source), _MADE_UP // classes))
+        targets = np.arange(count)[:, None] % classes == np.arange(classes)
+        logits = np.random.default_rng(0).standard_normal(targets.shape, np.float32)
+        return Logits(logits, targets, np.arange(count))
+
     def forward(self) -> Callable[[Weights, jax.Array], jax.Array]:
         """To be traced: weights and images (B, H, W, C) uint8 to logits (B, classes) float32."""
         context = self.context
@@ -64,8 +105,8 @@ class LogitsEvaluator(Evaluator):
         """The logits of all examples that can be read, in their order, in every process."""
         self._gather = self._gather or self._compiled(mesh)
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
-            found = (self._gather(weights, batch) for batch in watch(batches))
-            logits, targets, mask = on_host(found, mesh)
+            gathered = (self._gather(weights, batch) for batch in watch(batches))
+            logits, targets, mask = on_host(gathered, mesh)
         positions = np.flatnonzero(mask > 0)
         return Logits(logits[positions], targets[positions] > 0, positions)
 

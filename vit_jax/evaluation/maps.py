@@ -90,9 +90,9 @@ def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     best, labels = np.full(size, -np.inf, np.float32), np.zeros(size, np.uint8)
     for label in range(scores.shape[-1]):  # one by one: all at once are large
         of_class = np.ascontiguousarray(scores[..., label])
-        found = resize.enlarged(of_class, size)
-        better = found > best
-        best[better], labels[better] = found[better], label
+        scores_of_class = resize.enlarged(of_class, size)
+        better = scores_of_class > best
+        best[better], labels[better] = scores_of_class[better], label
     return labels
 
 

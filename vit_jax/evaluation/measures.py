@@ -68,13 +68,13 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray, kind: str) -> float
     import scipy.optimize  # takes over a second, and only this function needs it
 
     of_targets = _of_targets(logits, targets)
-    found = scipy.optimize.minimize_scalar(
+    minimum = scipy.optimize.minimize_scalar(
         lambda t: np.mean(_log_partition(logits, kind, np.exp(-t))) - of_targets * np.exp(-t),
         bounds=_LOG_TEMPERATURES,
         method="bounded",
         options={"xatol": 1e-7},
     )
-    return float(np.exp(found.x))
+    return float(np.exp(minimum.x))
 
 
 def interval(right: float, total: int, z: float = 1.959964) -> tuple[float, float]:
@@ -106,15 +106,15 @@ def average_precision(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Of each class the mean of the precisions at its examples, ranked by score, those of equal score together;
     NaN for a class without examples: (classes,).
     """
-    found = np.full(scores.shape[1], np.nan)
+    precisions = np.full(scores.shape[1], np.nan)
     for c in np.flatnonzero(targets.sum(0)):
         order = np.argsort(-scores[:, c], kind="stable")
         ranked, hits = scores[order, c], np.cumsum(targets[order, c])
         # The last place of each run of equal scores.
         ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
         gained = np.diff(hits[ends], prepend=0)
-        found[c] = np.sum(gained * hits[ends] / (ends + 1)) / hits[-1]
-    return found
+        precisions[c] = np.sum(gained * hits[ends] / (ends + 1)) / hits[-1]
+    return precisions
 
 
 def _of_targets(logits: np.ndarray, targets: np.ndarray) -> float:
@@ -124,14 +124,14 @@ def _of_targets(logits: np.ndarray, targets: np.ndarray) -> float:
 
 def _log_partition(logits: np.ndarray, kind: str, scale: float = 1.0) -> np.ndarray:
     """The logarithm of what the probabilities of `scale * logits` are divided by, (n,) float64."""
-    found = np.empty(len(logits))
+    logsumexp = np.empty(len(logits))
     for start in range(0, len(logits), _ROWS):
         rows = slice(start, start + _ROWS)
         x = logits[rows] * np.float64(scale)
         if kind == "sigmoid":
-            found[rows] = np.logaddexp(0, x).sum(-1)
+            logsumexp[rows] = np.logaddexp(0, x).sum(-1)
         else:
             top = x.max(-1)
             np.exp(x - top[:, None], out=x)
-            found[rows] = np.log(x.sum(-1)) + top
-    return found
+            logsumexp[rows] = np.log(x.sum(-1)) + top
+    return logsumexp

@@ -98,8 +98,8 @@ def nearest(bank: Features, queries: jax.Array, k: int, mesh: Mesh) -> tuple[jax
         similarity = jnp.where(bank.mask > 0, queries @ bank.features.T, -jnp.inf)
         # Within a device rows rise with the position, so that top_k takes the first of equals.
         values, rows = jax.lax.top_k(similarity, min(k, similarity.shape[1]))
-        found = (values, position.reshape(-1)[rows], bank.label[rows])
-        return tuple(jax.lax.all_gather(x, meshes.BATCH, axis=1, tiled=True) for x in found)
+        neighbours = (values, position.reshape(-1)[rows], bank.label[rows])
+        return tuple(jax.lax.all_gather(x, meshes.BATCH, axis=1, tiled=True) for x in neighbours)
 
     cut, whole = P(None, meshes.BATCH), P()
     values, places, labels = jax.shard_map(

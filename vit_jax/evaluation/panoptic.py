@@ -48,10 +48,10 @@ def segment_map(
         product = mask * classes[q, labels[q]]
         better = product > best
         best[better], winner[better] = product[better], np.where(inside[better], q, -1)
-    found = {q: winner == q for q in kept}
-    valid = [q for q in kept if found[q].any() and found[q].sum() >= overlap * areas[q]]
+    segments = {q: winner == q for q in kept}
+    valid = [q for q in kept if segments[q].any() and segments[q].sum() >= overlap * areas[q]]
     for q, number in zip(valid, numbers(labels[valid], things), strict=True):
-        label_map[found[q]] = number
+        label_map[segments[q]] = number
     return label_map
 
 
@@ -69,23 +69,23 @@ def counts_of(predicted: np.ndarray, labels: np.ndarray, classes: int) -> np.nda
     }
     area_of = [{}, {}]
     for pair, area in inside.items():
-        for one, areas_of_one in zip(pair, area_of, strict=True):
-            areas_of_one[one] = areas_of_one.get(one, 0) + area
+        for segment, areas_of_one in zip(pair, area_of, strict=True):
+            areas_of_one[segment] = areas_of_one.get(segment, 0) + area
     of_predicted, of_labels = area_of
     counts, matched = np.zeros((classes, 4), np.int64), set()
-    for (one, other), area in inside.items():
-        label = classes_of(one)
+    for (segment, other), area in inside.items():
+        label = classes_of(segment)
         if label == IGNORED or label != classes_of(other):
             continue
-        ignored = inside.get((one, IGNORED), 0)
-        union = of_predicted[one] - ignored + of_labels[other] - area
+        ignored = inside.get((segment, IGNORED), 0)
+        union = of_predicted[segment] - ignored + of_labels[other] - area
         if 2 * area > union:
             counts[label, SUM] += round(area * _UNIT / union)
             counts[label, TRUE] += 1
-            matched |= {("predicted", one), ("label", other)}
-    for one, area in of_predicted.items():
-        if one != IGNORED and ("predicted", one) not in matched:
-            counts[classes_of(one), FALSE] += 2 * inside.get((one, IGNORED), 0) <= area
+            matched |= {("predicted", segment), ("label", other)}
+    for segment, area in of_predicted.items():
+        if segment != IGNORED and ("predicted", segment) not in matched:
+            counts[classes_of(segment), FALSE] += 2 * inside.get((segment, IGNORED), 0) <= area
     for other in of_labels:
         if other != IGNORED and ("label", other) not in matched:
             counts[classes_of(other), MISSED] += 1
@@ -103,13 +103,13 @@ def measures(
     occurs, is_thing = total > 0, np.array(things)
     sq = counts[:, SUM] / _UNIT / np.maximum(true, 1)
     rq = true / np.maximum(total, 0.5)
-    found = {}
+    by_name = {}
     for end, chosen in (
         ("", occurs),
         ("_things", occurs & is_thing),
         ("_stuff", occurs & ~is_thing),
     ):
         for name, values in (("pq", sq * rq), ("sq", sq), ("rq", rq)):
-            found[name + end] = float(values[chosen].mean()) if chosen.any() else 0.0
+            by_name[name + end] = float(values[chosen].mean()) if chosen.any() else 0.0
     of_class = zip(classes, sq * rq, occurs, strict=True)
-    return found | {f"pq/{name}": float(value) for name, value, there in of_class if there}
+    return by_name | {f"pq/{name}": float(value) for name, value, present in of_class if present}

@@ -38,13 +38,13 @@ def evaluate_run(
     """
     judges, absent = make_judges(run, config, suite, data_dir)
     trained = evaluated(run)
-    mesh, found = meshes.replica_mesh(), {}
+    mesh, all_metrics = meshes.replica_mesh(), {}
     with jax.set_mesh(mesh):
         for metrics in judges.each(trained, mesh, watch):
             if len(judges.evaluators) > 1:
                 logging.info("%s", text(metrics))
-            found |= metrics
-    return found, absent
+            all_metrics |= metrics
+    return all_metrics, absent
 
 
 def make_judges(
@@ -63,8 +63,12 @@ def make_judges(
         judges, absent = suites.make(suite, context, data_dir)
     else:
         judges, absent = evaluation.make(config.eval.evaluators, context), {}
-        judged = [(one, source) for _, one in judges.evaluators if (source := held_out(one))]
-        lines = [judged_images(one.data(), len(source)) for one, source in judged]
+        judged = [
+            (evaluator, source)
+            for _, evaluator in judges.evaluators
+            if (source := held_out(evaluator))
+        ]
+        lines = [judged_images(evaluator.data(), len(source)) for evaluator, source in judged]
         for line in dict.fromkeys(lines):  # Several judge the same images.
             logging.info("%s", line)
     return judges, absent

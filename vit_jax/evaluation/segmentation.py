@@ -113,11 +113,13 @@ class Segmentation(Evaluator):
                         bad[labels.name] = labels.why
                         check_bad_images(bad, self.config.data.max_bad_images, "evaluation")
                     elif count:
-                        found = windows.labels([scores for scores, *_ in answers])
-                        confusion += confusion_of(found, classes_of(labels), classes)
+                        predicted = windows.labels([scores for scores, *_ in answers])
+                        confusion += confusion_of(predicted, classes_of(labels), classes)
                         if self.things:
-                            found = segments_of(answers[0], labels.shape, self.things, self.options)
-                            segments += panoptic.counts_of(found, labels, classes)
+                            predicted = segments_of(
+                                answers[0], labels.shape, self.things, self.options
+                            )
+                            segments += panoptic.counts_of(predicted, labels, classes)
                         images += 1
         return self._measures(confusion, segments, images, sharding)
 
@@ -154,22 +156,24 @@ class Segmentation(Evaluator):
         if any(counts):
             seen = np.concatenate([windows.pixels for windows, _ in read if windows is not None])
             pixels[: len(seen)] = seen
-        found = []
+        answers_of_windows = []
         for step in range(steps):
             part = pixels[step * len(rows) : (step + 1) * len(rows)]
             images = loader.global_array(part, rows, batch, sharding)
             answers = self._answers(trained.weights, trained.own, images)
-            found += zip(*(_local(x, rows) for x in answers), strict=True)
+            answers_of_windows += zip(*(_local(x, rows) for x in answers), strict=True)
         ends = np.cumsum([0, *counts]).tolist()
-        return [found[first:stop] for first, stop in zip(ends[:-1], ends[1:], strict=True)]
+        return [
+            answers_of_windows[first:stop] for first, stop in zip(ends[:-1], ends[1:], strict=True)
+        ]
 
     def _measures(
         self, confusion: np.ndarray, segments: np.ndarray, images: int, sharding: NamedSharding
     ) -> dict[str, float]:
         if not sharding.is_fully_addressable:
             text = json.dumps([confusion.tolist(), segments.tolist(), images])
-            found = map(json.loads, processes.gather("segmentation/counts", text))
-            *counts, numbers = zip(*found, strict=True)
+            gathered = map(json.loads, processes.gather("segmentation/counts", text))
+            *counts, numbers = zip(*gathered, strict=True)
             confusion, segments = (np.sum(np.asarray(n, np.int64), axis=0) for n in counts)
             images = sum(numbers)
         classes = self.context.classes
@@ -194,14 +198,14 @@ def measures(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[str, float
     union = labelled + predicted - right
     occurs, is_labelled = union > 0, labelled > 0
     iou = right[occurs] / union[occurs]
-    named = [name for name, one in zip(classes, occurs, strict=True) if one]
+    named = [name for name, present in zip(classes, occurs, strict=True) if present]
     return {
         "mean_iou": float(iou.mean()) if occurs.any() else 0.0,
         "pixel_accuracy": float(right.sum() / max(labelled.sum(), 1)),
         "mean_accuracy": float((right[is_labelled] / labelled[is_labelled]).mean())
         if is_labelled.any()
         else 0.0,
-        **{f"iou/{name}": float(one) for name, one in zip(named, iou, strict=True)},
+        **{f"iou/{name}": float(value) for name, value in zip(named, iou, strict=True)},
     }
 
 
@@ -213,8 +217,8 @@ def segments_of(
 ) -> np.ndarray:
     """The segments of an image of a size by what the model answers to all of it, see `panoptic.segment_map`."""
     _, masks, classes = answers
-    how = dict(score=options.score, overlap=options.overlap)
-    return panoptic.segment_map(masks, classes, things, size, **how)
+    limits = dict(score=options.score, overlap=options.overlap)
+    return panoptic.segment_map(masks, classes, things, size, **limits)
 
 
 def options_of(evaluators: Sequence) -> MaskOptions:
@@ -273,9 +277,9 @@ def _counted(sharding: NamedSharding, batch: int, rows: np.ndarray) -> list[bool
 
 def _local(array: jax.Array, rows: np.ndarray) -> list[np.ndarray]:
     """The rows of a batch that this process has, in order."""
-    found = {}
+    by_row = {}
     for shard in array.addressable_shards:
         held = range(*shard.index[0].indices(len(array)))
-        if held.start not in found:
-            found |= dict(zip(held, np.asarray(shard.data), strict=True))
-    return [found[row] for row in rows.tolist()]
+        if held.start not in by_row:
+            by_row |= dict(zip(held, np.asarray(shard.data), strict=True))
+    return [by_row[row] for row in rows.tolist()]

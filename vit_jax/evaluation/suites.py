@@ -72,20 +72,20 @@ def make(
     """
     if name not in SUITES:
         raise ConfigError(f"there is no suite {name!r}{nearest(name, SUITES)}")
-    found, absent = [], {}
+    evaluators, absent = [], {}
     for part in SUITES[name]:
         try:
-            found += evaluation.make([_entry(part, folder)], context).evaluators
+            evaluators += evaluation.make([_entry(part, folder)], context).evaluators
         except DataAbsent as error:
             absent[part.prefix] = str(error)
             logging.warning("%s is skipped: %s", part.prefix, error)
-    if not found:
+    if not evaluators:
         raise ConfigError(
             f"suite {name!r} is not prepared in {data_dir(folder)}: none of its sets is there "
             f"({', '.join(part.data for part in SUITES[name])}). Prepare one with "
             "'vit_jax prepare NAME --out=DIR/NAME' and set --data_dir=DIR"
         )
-    return evaluation.Suite(tuple(found)), absent
+    return evaluation.Suite(tuple(evaluators)), absent
 
 
 def _entry(part: Part, folder: str) -> tuple[str, dict]:
@@ -97,7 +97,7 @@ def _entry(part: Part, folder: str) -> tuple[str, dict]:
     elif folder and place.exists():
         if (place / DESCRIPTION).exists():
             data |= {"name": "prepared", "path": str(place)}
-        elif not any(any(place.glob(f"{one}/dataset_info.json")) for one in ("*", "*/*")):
+        elif not any(any(place.glob(f"{pattern}/dataset_info.json")) for pattern in ("*", "*/*")):
             data |= {"name": "folder", "path": str(place), "eval_split": "test"}
             evaluator = evaluation.EVALUATORS[part.evaluator]
             if not issubclass(evaluator, FeatureEvaluator):  # those learn from some

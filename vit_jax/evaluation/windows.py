@@ -64,8 +64,8 @@ def slide(
         zeros = [_zeros(layer, whole, sides) for layer in like]
         first = jnp.zeros(like_pooled.shape, like_pooled.dtype), zeros
         (pooled, sums), _ = jax.lax.scan(add, first, corners)
-        found = [_mean(*pair, corners, sides) for pair in zip(like, sums, strict=True)]
-        return pooled / len(corners), tuple(found)
+        means = [_mean(*pair, corners, sides) for pair in zip(like, sums, strict=True)]
+        return pooled / len(corners), tuple(means)
 
     return windowed
 
@@ -74,7 +74,7 @@ def _cells(
     sides: tuple[int, int], grids: Sequence[tuple[int, int]], window: str
 ) -> tuple[int, int]:
     """Height and width in pixels of the smallest part that is whole patches of every layer."""
-    found = [1, 1]
+    sides_of_cell = [1, 1]
     for grid in grids:
         for axis, (side, count) in enumerate(zip(sides, grid, strict=True)):
             if side % count:
@@ -82,8 +82,8 @@ def _cells(
                     f"a layer of {grid[0]} x {grid[1]} places does not divide windows of {window} pixels evenly, so "
                     "windows of it cannot be put together: choose another layer"
                 )
-            found[axis] = math.lcm(found[axis], side // count)
-    return tuple(found)
+            sides_of_cell[axis] = math.lcm(sides_of_cell[axis], side // count)
+    return tuple(sides_of_cell)
 
 
 def _starts(length: int, side: int, stride: int, cell: int) -> list[int]:

@@ -75,8 +75,8 @@ class Graph:
             return constant(atom.val) if isinstance(atom, core.Literal) else known[atom]
 
         for equation in jaxpr.eqns:
-            found = self._equation(equation, [value_of(atom) for atom in equation.invars])
-            known |= dict(zip(equation.outvars, found, strict=True))
+            outputs = self._equation(equation, [value_of(atom) for atom in equation.invars])
+            known |= dict(zip(equation.outvars, outputs, strict=True))
         return [value_of(atom) for atom in jaxpr.outvars]
 
     def _equation(self, equation: core.JaxprEqn, values: list[Value]) -> list[Value]:
@@ -93,17 +93,17 @@ class Graph:
         if not lazy and all(v.array is not None for v in values) and _is_fixed(equation):
             arrays = [_whole(v, a.aval.shape) for v, a in zip(values, equation.invars, strict=True)]
             with jax.ensure_compile_time_eval():
-                found = equation.primitive.bind(*arrays, **equation.params)
+                outputs = equation.primitive.bind(*arrays, **equation.params)
             return [
-                constant(x) for x in (found if equation.primitive.multiple_results else [found])
+                constant(x) for x in (outputs if equation.primitive.multiple_results else [outputs])
             ]
         if name not in self._rules:
             raise ConfigError(
                 f"this model cannot be written as ONNX: it computes {name!r}, for which there is no rule in "
                 "vit_jax/export/onnx_rules.py; --to=stablehlo takes every model"
             )
-        found = self._rules[name](self, equation, *values)
-        return list(found) if isinstance(found, list | tuple) else [found]
+        outputs = self._rules[name](self, equation, *values)
+        return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
     def _scan(self, equation: core.JaxprEqn, values: list[Value]) -> list[Value]:
         """A loop, unrolled."""
@@ -116,11 +116,11 @@ class Graph:
             sliced.append(self.unstacked(self.full(v, atom.aval.shape), 0))
         steps = range(params["length"])
         for step in reversed(steps) if params["reverse"] else steps:
-            found = self.run(
+            outputs = self.run(
                 closed.jaxpr, closed.consts, [*values[:fixed], *carry, *(x[step] for x in sliced)]
             )
-            carry = found[:carried]
-            rows.append(found[carried:])
+            carry = outputs[:carried]
+            rows.append(outputs[carried:])
         rows = rows[::-1] if params["reverse"] else rows
         shapes = [v.aval.shape for v in closed.jaxpr.outvars[carried:]]
         columns = zip(zip(*rows, strict=True), shapes, strict=True)
@@ -137,9 +137,9 @@ class Graph:
     ) -> list[Value]:
         """The results of a new node that has several."""
         names = [self.name(x if isinstance(x, Value) else constant(x)) for x in inputs]
-        found = [Value(tuple(shape), name=self._new(kind)) for shape in shapes]
-        self.nodes.append(helper.make_node(kind, names, [v.name for v in found], **attributes))
-        return found
+        outputs = [Value(tuple(shape), name=self._new(kind)) for shape in shapes]
+        self.nodes.append(helper.make_node(kind, names, [v.name for v in outputs], **attributes))
+        return outputs
 
     def name(self, value: Value) -> str:
         """A value's name; a constant is stored when it is first asked for."""

@@ -113,11 +113,11 @@ def export_run(
     shape = (*crops.shape(data),)
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
-    found = jax.tree.leaves(jax.eval_shape(answer, weights, like))
-    outputs_of = {name: _sides(x.shape) for name, x in zip(program.outputs, found, strict=True)}
+    leaves = jax.tree.leaves(jax.eval_shape(answer, weights, like))
+    outputs_of = {name: _sides(x.shape) for name, x in zip(program.outputs, leaves, strict=True)}
     description = _describe(run, data, like, inside, precision)
     description |= {"output": program.outputs[0], "outputs": outputs_of}
-    description |= {"how": " ".join(filter(None, (writer.HOW, program.how)))}
+    description |= {"how": " ".join(filter(None, (writer.HOW, program.writer_note)))}
     tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
     with outputs.writing(target) as partial, tracing:
         description = writer.write(partial, answer, weights, like, description, precision)
@@ -154,13 +154,13 @@ class _Program(NamedTuple):
       answer: weights and images to one array, or to several.
       weights: its first argument.
       outputs: the names of what it gives.
-      how: what to do with that.
+      writer_note: what to do with that.
     """
 
     answer: Callable
     weights: Any
     outputs: tuple[str, ...]
-    how: str = ""
+    writer_note: str = ""
 
 
 def _program(run: TrainedModel, data: Data, normalization: str) -> _Program:
@@ -183,8 +183,8 @@ def _map_program(
     network = maps.make_answers(networks, data) if inside else maps.make_map_network(networks)
 
     def answer(weights: tuple, images: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
-        found = network(*weights, images)
-        return found if len(found) > 1 else found[0]
+        answers = network(*weights, images)
+        return answers if len(answers) > 1 else answers[0]
 
     names = MAPS if networks.objective.panoptic else MAPS[:1]
     return _Program(answer, (registry.split(run.model)[1], run.own.weights), names, HOW_MAPS)
@@ -246,11 +246,11 @@ def _compare(programs, batches, size: int, shape: tuple, classes: Sequence[str])
     count = same = labelled = 0
     right, largest = [0, 0], 0.0
     known = {name: number for number, name in enumerate(classes)}
-    for several in batches:
-        for _, image in several:
+    for images in batches:
+        for _, image in images:
             if isinstance(image, BadImage):
                 logging.error("%s", image)
-        good = [(file, image) for file, image in several if not isinstance(image, BadImage)]
+        good = [(file, image) for file, image in images if not isinstance(image, BadImage)]
         batch = np.zeros((size, *shape), np.uint8)
         batch[: len(good)] = [image for _, image in good] or 0
         answers = [program(batch)[: len(good)] for program in programs]
@@ -267,8 +267,8 @@ def _compare(programs, batches, size: int, shape: tuple, classes: Sequence[str])
                 right = [r + int(b[row] == label) for r, b in zip(right, best, strict=True)]
     if not count:
         raise UserError("none of the images can be read, see above")
-    found = {"images": count, "same_best_class": same / count, "largest_difference": largest}
+    comparison = {"images": count, "same_best_class": same / count, "largest_difference": largest}
     if labelled:
         accuracies = {"accuracy": right[0] / labelled, "accuracy_of_the_file": right[1] / labelled}
-        found |= {"labelled": labelled} | accuracies
-    return found
+        comparison |= {"labelled": labelled} | accuracies
+    return comparison

@@ -15,15 +15,16 @@ def alike(similarity: np.ndarray) -> int:
 
 def inspect(context: InspectionContext) -> Section:
     """Similarity of attention between layers."""
-    section, found = Section("Collapse: do layers attend alike?", ""), context.details.similarity
-    if not found:
+    section = Section("Collapse: do layers attend alike?", "")
+    similarities = context.details.similarity
+    if not similarities:
         section.text = NO_ATTENTION
         return section
     texts = [
         f"The cosine between what a query attends to in two layers, averaged over queries, heads and "
         f"{context.shown} images (DeepViT). Layers count as alike here above {ALIKE:g}."
     ]
-    for name, similarity in found.items():
+    for name, similarity in similarities.items():
         title, count = name.replace("_", " "), alike(similarity)
         section.numbers |= {f"{name}/similarity": similarity, f"{name}/alike": np.array(count)}
         texts.append(f"{title}: {count} of {len(similarity) - 1} layers are like the previous one.")

@@ -47,8 +47,8 @@ def inspect(context: InspectionContext) -> Section:
 
 
 def _pictures(name: str, stream: Stream, count: int) -> dict:
-    title, left_out = name.replace("_", " "), stream.negative[:, None, None]
-    distance = np.where(left_out, np.nan, stream.distance)
+    title, excluded = name.replace("_", " "), stream.negative[:, None, None]
+    distance = np.where(excluded, np.nan, stream.distance)
     mean = distance.mean(1)
     layers, heads = mean.shape
     at = np.repeat(np.arange(1, layers + 1), heads)
@@ -67,7 +67,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     )  # fmt: skip
     apart.line(depths, spread(distance), style.COLOURS[0])
     apart.dots(depths, spread(distance), style.COLOURS[0])
-    found = {f"{name}_distance": plot.image(), f"{name}_distance_spread": apart.image()}
+    figures = {f"{name}_distance": plot.image(), f"{name}_distance_spread": apart.image()}
     others = {
         words: values
         for key, words in _VARIANTS.items()
@@ -76,15 +76,15 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
         and not np.allclose(values, stream.distance, rtol=1e-4)
     }
     if not others:
-        return found
+        return figures
     variants = Plot(
         f"Other ways to count the distance of {title}: mean of heads",
         x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
     )  # fmt: skip
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
     for colour, (words, values) in zip(style.COLOURS[1:], others.items(), strict=False):
-        variants.line(depths, np.where(left_out, np.nan, values).mean((1, 2)), colour, words)
-    return found | {f"{name}_distance_variants": variants.image()}
+        variants.line(depths, np.where(excluded, np.nan, values).mean((1, 2)), colour, words)
+    return figures | {f"{name}_distance_variants": variants.image()}
 
 
 def _uniform(stream: Stream) -> float:

@@ -21,17 +21,17 @@ def colours(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     flat = flat - flat.mean(0)
     directions, shares = principal_components(flat, 3)
     missing = 3 - len(shares)  # of features with fewer channels
-    found = np.pad(flat @ directions.T, ((0, 0), (0, missing)))
-    low, high = np.percentile(found, (1, 99), axis=0)
-    found = np.clip((found - low) / np.where(high > low, high - low, 1), 0, 1)
-    return found.reshape(*tokens.shape[:2], 3), np.pad(shares, (0, missing))
+    scores = np.pad(flat @ directions.T, ((0, 0), (0, missing)))
+    low, high = np.percentile(scores, (1, 99), axis=0)
+    scores = np.clip((scores - low) / np.where(high > low, high - low, 1), 0, 1)
+    return scores.reshape(*tokens.shape[:2], 3), np.pad(shares, (0, missing))
 
 
 def inspect(context: InspectionContext) -> Section:
     """Each image beside its patches' features."""
     tokens = context.observed.tokens
-    found, shares = colours(tokens)
-    pictures = (255 * found).round().astype(np.uint8).reshape(len(tokens), *context.grid, 3)
+    components, shares = colours(tokens)
+    pictures = (255 * components).round().astype(np.uint8).reshape(len(tokens), *context.grid, 3)
     shown = []
     for image, picture in zip(context.images, pictures, strict=False):
         shown += [picture_of(image), picture]
@@ -47,5 +47,5 @@ def inspect(context: InspectionContext) -> Section:
         "Features of patches: principal components as red, green, blue",
         shown, names=labels, columns=6 if len(tokens) > 2 else 2, side=150,
     )  # fmt: skip
-    numbers = {"components": found, "shares": shares}
+    numbers = {"components": components, "shares": shares}
     return Section("Features of patches", text, {"features": figure}, numbers)

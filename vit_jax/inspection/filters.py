@@ -50,7 +50,7 @@ def inspect(context: InspectionContext) -> Section:
             )
             section.figures[f"{key}_components"] = tiles.draw_tiles(
                 f"Principal components of the {_in_words(name)}, with their share of variance",
-                [_stretched(one) for one in components],
+                [_stretched(component) for component in components],
                 names=[f"{share:.1%}" for share in shares], columns=7, side=72,
             )  # fmt: skip
         else:
@@ -61,7 +61,7 @@ def inspect(context: InspectionContext) -> Section:
             )
             section.figures[f"{key}_filters"] = tiles.draw_tiles(
                 f"Filters of the {_in_words(name)}",
-                [_stretched(one) for one in shown],
+                [_stretched(kernel) for kernel in shown],
                 columns=8,
                 side=48,
                 gap=4,
@@ -81,7 +81,7 @@ def _in_words(name: str) -> str:
     return " of ".join([kind, *(place.replace("_", " ") for place in first)])
 
 
-def _stretched(one: np.ndarray) -> np.ndarray:
+def _stretched(kernel: np.ndarray) -> np.ndarray:
     """(P, Q, C) numbers as RGB, 0 grey; of other channels than three their mean."""
-    one = one if one.shape[-1] == 3 else one.mean(-1, keepdims=True).repeat(3, axis=-1)
-    return (127.5 + 127.5 * one / (np.abs(one).max() or 1)).round().astype(np.uint8)
+    kernel = kernel if kernel.shape[-1] == 3 else kernel.mean(-1, keepdims=True).repeat(3, axis=-1)
+    return (127.5 + 127.5 * kernel / (np.abs(kernel).max() or 1)).round().astype(np.uint8)

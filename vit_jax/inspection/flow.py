@@ -30,5 +30,5 @@ def flow(weights: np.ndarray, source: int = 0) -> np.ndarray:
     nodes = (layers + 1) * tokens
     graph = coo_array((units, (rows, columns)), (nodes, nodes)).tocsr()
     start = layers * tokens + source
-    found = [maximum_flow(graph, start, token).flow_value for token in range(tokens)]
-    return np.array(found) / _UNIT
+    flows = [maximum_flow(graph, start, token).flow_value for token in range(tokens)]
+    return np.array(flows) / _UNIT

@@ -75,10 +75,10 @@ def _of_blocks(context: InspectionContext, section: Section, name: str, norms: n
         ),
     }
     for key, (words, unit, values) in small.items():
-        one = Plot(f"{words}, {title}", x="layer", whole=True, y=unit, size=(400, 200))
-        one.line(depths, values, style.COLOURS[0])
-        one.dots(depths, values, style.COLOURS[0])
-        section.figures[f"{name}_{key}"] = one.image()
+        small_plot = Plot(f"{words}, {title}", x="layer", whole=True, y=unit, size=(400, 200))
+        small_plot.line(depths, values, style.COLOURS[0])
+        small_plot.dots(depths, values, style.COLOURS[0])
+        section.figures[f"{name}_{key}"] = small_plot.image()
     section.numbers |= {
         f"{name}/norms": norms, f"{name}/outliers": share, f"{name}/silent": still, f"{name}/ranks": ranks,
     }  # fmt: skip

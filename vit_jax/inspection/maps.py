@@ -40,13 +40,13 @@ def overlays(images: list[np.ndarray], masks: np.ndarray) -> list[np.ndarray]:
     the brightest 2 % of all pixels are alike: a single patch would leave the others dark.
     """
     smooth = [_smoothed(image, mask) for image, mask in zip(images, masks, strict=True)]
-    low = min(one.min() for one in smooth)
+    low = min(mask.min() for mask in smooth)
     high = np.percentile(smooth, 98) if len(smooth) > 1 else smooth[0].max()
     return [
-        (image * np.clip((one - low) / ((high - low) or 1), 0, 1)[..., None])
+        (image * np.clip((mask - low) / ((high - low) or 1), 0, 1)[..., None])
         .round()
         .astype(np.uint8)
-        for image, one in zip(images, smooth, strict=True)
+        for image, mask in zip(images, smooth, strict=True)
     ]
 
 
@@ -79,7 +79,7 @@ def inspect_overlays(context: InspectionContext) -> Section:
         by_kind = [
             overlays(images, masks.reshape(-1, *stream.layout.grid)) for masks in (rollout, last)
         ]
-        shown = [one for three in zip(images, *by_kind, strict=True) for one in three]
+        shown = [picture for three in zip(images, *by_kind, strict=True) for picture in three]
         columns = 6 if len(images) > 1 else 3
         labels = []
         for number in range(len(images)):
@@ -113,7 +113,7 @@ def inspect_heads(context: InspectionContext) -> Section:
             if key == "chosen":
                 image = _marked(image, stream.layout.grid, context.options.patch)
             of_image = [image, *[None] * (heads - 1)]
-            shown = of_image + [one / (one.max() or 1) for one in maps]
+            shown = of_image + [weights / (weights.max() or 1) for weights in maps]
             section.figures[f"{name}_heads_{key}"] = tiles.draw_tiles(
                 f"{name.replace('_', ' ').capitalize()} of {of}: {_in_a_line(context)}",
                 shown, columns=heads, side=max(24, min(90, 900 // heads)), gap=3,
@@ -147,11 +147,11 @@ def inspect_means(context: InspectionContext) -> Section:
             x="layer", whole=True, y="share of attention over share of area",
         )  # fmt: skip
         depths = np.arange(1, len(stream.mean_read) + 1)
-        for number, (kind, (means, left_out)) in enumerate(kinds.items()):
-            if left_out.all():
+        for number, (kind, (means, excluded)) in enumerate(kinds.items()):
+            if excluded.all():
                 continue
-            share = np.where(left_out, np.nan, centre_share(means, stream.layout.grid))
-            first, last = np.flatnonzero(~left_out)[[0, -1]]
+            share = np.where(excluded, np.nan, centre_share(means, stream.layout.grid))
+            first, last = np.flatnonzero(~excluded)[[0, -1]]
             plot.line(depths, share, style.COLOURS[number], f"{kind} of {_reader(stream)}")
             plot.dots(depths, share, style.COLOURS[number])
             section.numbers |= {f"{name}/mean_{kind}": means, f"{name}/centre_{kind}": share}
@@ -159,10 +159,10 @@ def inspect_means(context: InspectionContext) -> Section:
                 f"{(title if kind == 'attention' else kind).capitalize()}, mean over {count} images: "
                 f"{share[first]:.2f} in layer {first + 1}, {share[last]:.2f} in layer {last + 1}."
             )
-            layers = [layer for layer in spread(len(means), 16) if not left_out[layer]]
+            layers = [layer for layer in spread(len(means), 16) if not excluded[layer]]
             maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
-            maps = [one / one.sum() * one.size for one in maps]
-            high = max(one.max() for one in maps)
+            maps = [mean / mean.sum() * mean.size for mean in maps]
+            high = max(mean.max() for mean in maps)
             section.figures[f"{name}_mean_{kind}"] = tiles.draw_tiles(
                 f"Mean {title if kind == 'attention' else kind} of {_reader(stream)} over {count} images",
                 maps, names=[f"layer {layer + 1}" for layer in layers],
@@ -222,7 +222,7 @@ def inspect_flow(context: InspectionContext) -> Section:
     stream = context.observed.streams["attention"]
     images = [picture_of(image) for image in context.images[: len(flows)]]
     bright = overlays(images, flows.reshape(-1, *stream.layout.grid))
-    shown = [one for pair in zip(images, bright, strict=True) for one in pair]
+    shown = [picture for pair in zip(images, bright, strict=True) for picture in pair]
     labels = []
     for number in range(len(flows)):
         labels += [context.caption(number), "flow"]

@@ -89,9 +89,9 @@ def summary(all_layouts: dict[str, Layout], chosen: tuple[float, float] = (0.5, 
       chosen: the place, as shares of height and width, of the patch whose attention is kept.
     """
 
-    def of_layer(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def of_layer(captured: dict[str, jax.Array]) -> dict[str, jax.Array]:
         kept = {}
-        for name, array in found.items():
+        for name, array in captured.items():
             if name in all_layouts:
                 of_weights = _of_weights(array.astype(jnp.float32), all_layouts[name], chosen)
                 kept |= {f"{name}.{key}": value for key, value in of_weights.items()}
@@ -110,7 +110,7 @@ def _of_weights(
     """Of weights (B, H, T, T), or (B, rows, H, T, T) of attention in rows, that of one layer."""
     where, grid, size = {"class_token": layout.class_token}, layout.grid, layout.size
     in_lines = weights.ndim == 5
-    found = {
+    summaries = {
         "distance": attention.attention_distance(weights, grid, size),
         "renormalised": attention.attention_distance(weights, grid, size, renormalise=True),
         "entropy": attention.entropy(weights),
@@ -119,10 +119,12 @@ def _of_weights(
         "chosen": weights[..., -layout.patches + _index(chosen, grid), -layout.patches :],
     }
     if layout.class_token:
-        found["with_class"] = attention.attention_distance(weights, grid, size, with_class=True)
+        summaries["with_class"] = attention.attention_distance(weights, grid, size, with_class=True)
     if in_lines:  # rows, or columns, of an image count as one
-        return {name: x.max(1) if name == "logit_range" else x.mean(1) for name, x in found.items()}
-    return found | {"mean": weights.mean(1)}
+        return {
+            name: x.max(1) if name == "logit_range" else x.mean(1) for name, x in summaries.items()
+        }
+    return summaries | {"mean": weights.mean(1)}
 
 
 def _index(chosen: tuple[float, float], grid: tuple[int, int]) -> int:
@@ -199,15 +201,15 @@ def make_look(definition, config, data: Data, chosen: tuple[float, float] = (0.5
     def of_part(weights: Weights, images: jax.Array) -> dict:
         output: ModelOutput = forward(weights, images)
         # What families capture once, not layer by layer, is not looked at.
-        found = {n: x for n, x in output.intermediates.items() if "." in n and x.ndim > 1}
+        arrays = {n: x for n, x in output.intermediates.items() if "." in n and x.ndim > 1}
         for name, layout in all_layouts.items():
-            if f"{name}.mean" in found:
+            if f"{name}.mean" in arrays:
                 read = functools.partial(
                     attention.attention_read, grid=layout.grid, class_token=layout.class_token
                 )
-                found[f"{name}.rollout"] = attention.rollout(found.pop(f"{name}.mean"), read)
+                arrays[f"{name}.rollout"] = attention.rollout(arrays.pop(f"{name}.mean"), read)
         patches = layer_features.last(output, config).patches
-        return {"found": found, "logits": output.logits, "tokens": patches.astype(jnp.float32)}
+        return {"found": arrays, "logits": output.logits, "tokens": patches.astype(jnp.float32)}
 
     @jax.jit
     def look(weights: Weights, images: jax.Array) -> dict:
@@ -260,16 +262,16 @@ def details(
     ranks: dict[str, list] = {}
     flows = []
     for image in images:
-        found = jax.device_get(look(weights, image[None]))
-        for name, array in found.items():
+        captured = jax.device_get(look(weights, image[None]))
+        for name, array in captured.items():
             if name in all_layouts:
                 similar.setdefault(name, []).append(np.asarray(attention.similarity(array)))
             elif name.endswith("blocks"):
                 patches = _layout_of(name, all_layouts).patches
                 of_layers = [effective_rank(layer[0, -patches:]) for layer in array]
                 ranks.setdefault(name, []).append(of_layers)
-        if with_flow and "attention" in found:
-            layout, means = all_layouts["attention"], found["attention"][:, 0].mean(1)
+        if with_flow and "attention" in captured:
+            layout, means = all_layouts["attention"], captured["attention"][:, 0].mean(1)
             flows.append(flow(means)[-layout.patches :])
     return Details(
         similarity={name: np.mean(arrays, axis=0) for name, arrays in similar.items()},

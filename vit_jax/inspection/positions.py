@@ -72,16 +72,16 @@ def inspect(context: InspectionContext) -> Section:
         key = "".join(c if c.isalnum() else "_" for c in label)
         rows, columns = grid
         if kind == "distances":
-            found = offsets(table, grid)
+            similarities = offsets(table, grid)
             picture = tiles.matrix(
                 f"Similarity of relative positions to distance 0 ({label})",
-                found, tiles.Bar(-1, 1, "cosine", "diverging"),
+                similarities, tiles.Bar(-1, 1, "cosine", "diverging"),
                 x="patches to the right", y="patches down", first=(1 - rows, 1 - columns),
             )  # fmt: skip
         else:
-            found = similarity(table).reshape(rows, columns, rows, columns)
+            similarities = similarity(table).reshape(rows, columns, rows, columns)
             down, across = _thinned(rows), _thinned(columns)
-            shown = [found[row, column] for row in down for column in across]
+            shown = [similarities[row, column] for row in down for column in across]
             picture = tiles.draw_tiles(
                 f"Similarity of each patch's position with all others ({label})",
                 shown, columns=len(across), side=max(14, 560 // max(len(down), len(across))), gap=4,
@@ -89,7 +89,7 @@ def inspect(context: InspectionContext) -> Section:
                 rows_named=[f"{row + 1}" for row in down], columns_named=[f"{column + 1}" for column in across],
             )  # fmt: skip
         section.figures[f"positions_{key}"] = picture
-        section.numbers[key] = found
+        section.numbers[key] = similarities
     texts = {
         "rows": (
             "A tile for each patch, at its place: how alike its position is to that of every other. "

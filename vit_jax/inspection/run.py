@@ -124,13 +124,13 @@ def _read(
 ) -> tuple[np.ndarray, list[str], list[BadImage]]:
     """The images that can be read, their names, and what is wrong with the others."""
     pixels, names, bad = [], [], []
-    for one, image in itertools.chain.from_iterable(read_ahead(named, data, batch_size)):
+    for item, image in itertools.chain.from_iterable(read_ahead(named, data, batch_size)):
         if isinstance(image, BadImage):
             logging.error("%s", image)
             bad.append(image)
         else:
             pixels.append(image)
-            names.append(one.name)
+            names.append(item.name)
     if not pixels:
         raise UserError(f"none of {len(named)} images can be read, see above")
     return np.stack(pixels), names, bad
@@ -140,10 +140,10 @@ def _subject(
     config, weights, data: Data, pixels: np.ndarray, names, options: InspectOptions, classes: tuple
 ) -> InspectionContext:
     definition = registry.abstract(config)[0]
-    how = (definition, weights, config, data)
+    model = (definition, weights, config, data)
     logging.info("%d images of %s pixels", len(pixels), sizes.size_text(config.image_size))
     observed = observe.observe(
-        *how, pixels, batch_size=options.batch_size, shown=options.shown, chosen=options.patch
+        *model, pixels, batch_size=options.batch_size, shown=options.shown, chosen=options.patch
     )
     forward = jax.jit(make_forward(definition, config, data))
 
@@ -157,33 +157,37 @@ def _subject(
         images=pixels,
         names=names,
         observed=observed,
-        details=observe.details(*how, pixels[: options.shown], with_flow=options.flow),
+        details=observe.details(*model, pixels[: options.shown], with_flow=options.flow),
         classify=classify if config.num_classes else None,
-        exits=_exits(how, options.batch_size) if config.exit_flops and config.num_classes else None,
+        exits=_exits(model, options.batch_size)
+        if config.exit_flops and config.num_classes
+        else None,
         options=options,
         classes=classes,
         predicted=tuple(classes[number] for number in predicted),
     )
 
 
-def _exits(how: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def _exits(model: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Images to the probability of the best class at each exit (E, n), and its number (E, n)."""
-    definition, weights, config, data = how
+    definition, weights, config, data = model
     leave, count = make_exit(definition, config, data), len(config.exit_flops)
 
     @jax.jit
     def best(weights, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-        carried, found = None, []
+        carried, softmaxes = None, []
         for index in range(count):
             logits, carried = leave(index, weights, images, carried)
-            found.append(jax.nn.softmax(logits))
-        probabilities = jnp.stack(found)
+            softmaxes.append(jax.nn.softmax(logits))
+        probabilities = jnp.stack(softmaxes)
         return probabilities.max(-1), probabilities.argmax(-1)
 
     def of_images(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         starts = range(0, len(images), batch_size)
-        found = jax.device_get([best(weights, images[i : i + batch_size]) for i in starts])
-        confidences, classes = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+        batches = jax.device_get([best(weights, images[i : i + batch_size]) for i in starts])
+        confidences, classes = (
+            np.concatenate(parts, axis=1) for parts in zip(*batches, strict=True)
+        )
         return confidences, classes
 
     return of_images

@@ -23,15 +23,15 @@ def recognises(file: CheckpointFile) -> bool:
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """The model of a file with the names of its family's authors."""
     stated = tensors_by_name.in_header(file)
-    found = tensors_by_name.find_family(
+    match = tensors_by_name.find_family(
         file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes
     )
     checkpoint = tensors_by_name.with_header(
-        tensors_by_name.read_named(file, found, NAME, request, stated), file
+        tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if file.header:
         return checkpoint
-    conversion = found.conversion.of(checkpoint.model_config)
+    conversion = match.conversion.of(checkpoint.model_config)
     prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
     return tensors_by_name.with_preprocessing(checkpoint, prepared)
 
@@ -44,8 +44,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
-    beside = saved_objectives.beside(checkpoint, NAME, path)
-    names = beside.model_format or NAME
+    extra = saved_objectives.beside(checkpoint, NAME, path)
+    names = extra.model_format or NAME
     conversion = tensors_by_name.conversion_of(checkpoint.model_config, names, path)
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, names)
     if names == timm.NAME:
@@ -53,5 +53,5 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     else:
         options = tensors_by_name.options_of_model(checkpoint.model_config)
         header = tensors_by_name.header(checkpoint, options)
-    metadata = {pytorch.METADATA: json.dumps(header | beside.stated)}
-    tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, beside)
+    metadata = {pytorch.METADATA: json.dumps(header | extra.stated)}
+    tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, extra)

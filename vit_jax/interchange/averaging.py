@@ -51,9 +51,9 @@ def read_alike(paths: Sequence[epath.PathLike]) -> list[LoadedCheckpoint]:
             f"an average needs two checkpoints or more, got {', '.join(map(str, paths)) or 'none'}: "
             "name several, or set --last=N for the last N of a run"
         )
-    found = [formats.read_checkpoint(path) for path in paths]
-    first, described = found[0], _description(found[0])
-    for path, other in zip(paths[1:], found[1:], strict=True):
+    checkpoints = [formats.read_checkpoint(path) for path in paths]
+    first, described = checkpoints[0], _description(checkpoints[0])
+    for path, other in zip(paths[1:], checkpoints[1:], strict=True):
         for field, value in _description(other).items():
             if value != described.get(field):
                 raise ConfigError(
@@ -61,13 +61,13 @@ def read_alike(paths: Sequence[epath.PathLike]) -> list[LoadedCheckpoint]:
                     f"{described.get(field)}"
                 )
         pairs = zip(patterns.names(first.variables), _leaves(first), _leaves(other), strict=True)
-        for name, one, another in pairs:
-            if not np.array_equal(np.asarray(one), np.asarray(another)):
+        for name, array, another in pairs:
+            if not np.array_equal(np.asarray(array), np.asarray(another)):
                 raise CheckpointError(
                     f"{path} cannot be averaged with {paths[0]}: {name} is not trained and differs. The average of "
                     "running statistics is not the statistics of the average"
                 )
-    return found
+    return checkpoints
 
 
 def average(models: Sequence[LoadedCheckpoint]) -> LoadedCheckpoint:

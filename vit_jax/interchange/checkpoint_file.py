@@ -62,8 +62,8 @@ class CheckpointFile:
     def config(self) -> dict:
         """A folder's config.json; {} where there is none."""
         file = self.path / CONFIG
-        found = self.container == "folder" and file.exists()
-        return pytorch.read_json(file) if found else {}
+        exists = self.container == "folder" and file.exists()
+        return pytorch.read_json(file) if exists else {}
 
     @property
     def tensors(self) -> dict[str, LazyArray]:
@@ -142,10 +142,10 @@ def _mark(path: epath.Path) -> tuple:
 
 def _stat(file: epath.Path) -> tuple:
     if places.in_bucket(file):
-        found = file.stat()
-        return found.length, found.mtime
-    found = os.stat(file)
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+        status = file.stat()
+        return status.length, status.mtime
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _container(head: bytes, suffix: str) -> str:

@@ -217,7 +217,7 @@ def _fitted(
     resize: str,
 ):
     """`old` as the target has it, where the family knows how; else as it is."""
-    steps = [source.fit(name, target, resize=resize)]
+    steps = [source.fit_parameter(name, target, resize=resize)]
     if name in source.image_kernels and source.channels != target.channels:
         steps.append(("the mean of its channels", lambda x: spread_channels(x, target.channels)))
     steps = [step for step in steps if step]

@@ -49,17 +49,17 @@ class FlaxFormat:
         Raises:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
-        found = tensors_by_name.find_family(
+        match = tensors_by_name.find_family(
             file, self.name, tensors_by_name.requested_metadata(request), PREFIXES
         )
-        other = [name for name in file.tensors if not name.startswith(found.prefix)]
+        other = [name for name in file.tensors if not name.startswith(match.prefix)]
         if other:
             logging.info(
                 "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped: %s",
-                file.path, len(other), found.prefix, state_dicts.listed(other),
+                file.path, len(other), match.prefix, state_dicts.listed(other),
             )  # fmt: skip
-        checkpoint = tensors_by_name.read_named(file, found, self.name, request, {})
-        checkpoint.layout["prefix"] = found.prefix
+        checkpoint = tensors_by_name.read_named(file, match, self.name, request, {})
+        checkpoint.layout["prefix"] = match.prefix
         checkpoint.preprocessing = self.preprocessing(checkpoint.model_config.image_size)
         checkpoint.assumed += ("preprocessing",)
         return checkpoint

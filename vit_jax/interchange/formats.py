@@ -136,8 +136,8 @@ def module(name: str) -> Any:
     if name not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {name!r}{nearest(name, FORMATS)}")
     place, _, part = FORMATS[name].partition(":")
-    found = importlib.import_module(place)
-    return getattr(found, part) if part else found
+    imported = importlib.import_module(place)
+    return getattr(imported, part) if part else imported
 
 
 def detect(path: epath.PathLike) -> str:
@@ -169,10 +169,10 @@ def read_checkpoint(
         numbers are reported when they are read.
       ConfigError: an override is no option of the family.
     """
-    found = _open(path)
+    file = _open(path)
     request = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
     try:
-        checkpoint = module(_detect(found)).read(found, request)
+        checkpoint = module(_detect(file)).read(file, request)
         checkpoint.source = str(path)
         return checkpoint
     except UserError:
@@ -198,14 +198,14 @@ def _open(path: epath.PathLike) -> checkpoint_file.CheckpointFile:
     return checkpoint_file.open_once(path, name.state_dict)
 
 
-def _detect(found: checkpoint_file.CheckpointFile) -> str:
+def _detect(file: checkpoint_file.CheckpointFile) -> str:
     for name in FORMATS:
-        if module(name).recognises(found):
+        if module(name).recognises(file):
             return name
-    if found.container == "folder" and reading.has_begun(found.path):
-        raise CheckpointError(reading.no_checkpoint_yet(found.path))
+    if file.container == "folder" and reading.has_begun(file.path):
+        raise CheckpointError(reading.no_checkpoint_yet(file.path))
     raise CheckpointError(
-        f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
+        f"{file.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(file)}"
     )
 
 
@@ -245,9 +245,11 @@ def preprocessing_with(
     for name in values:
         if name not in known:
             raise ConfigError(f"preprocessing has no field {name!r}{nearest(name, known)}")
-    found = Preprocessing(**{"image_size": checkpoint.model_config.image_size} | own | dict(values))
-    augment.check_normalization(found, source)
-    return found
+    preprocessing = Preprocessing(
+        **{"image_size": checkpoint.model_config.image_size} | own | dict(values)
+    )
+    augment.check_normalization(preprocessing, source)
+    return preprocessing
 
 
 def configure(
@@ -291,9 +293,9 @@ def describe_model(
     )
 
 
-def _looks_like(found: checkpoint_file.CheckpointFile) -> str:
-    if found.container == "folder" and "model_type" in found.config:
-        config, known = found.config, []
+def _looks_like(file: checkpoint_file.CheckpointFile) -> str:
+    if file.container == "folder" and "model_type" in file.config:
+        config, known = file.config, []
         classes = ", ".join(config.get("architectures") or ())
         for family in registry.families():
             conversion = conversions_of(family).get("huggingface")
@@ -302,10 +304,10 @@ def _looks_like(found: checkpoint_file.CheckpointFile) -> str:
             f"its config.json says that it is a {config['model_type']} ({classes}) of transformers; "
             f"supported are {', '.join(known)}"
         )
-    if found.container == "folder":
-        held = sorted(entry.name for entry in found.path.iterdir())[:5]
+    if file.container == "folder":
+        held = sorted(entry.name for entry in file.path.iterdir())[:5]
         return f"a folder with {', '.join(held)}" if held else "an empty folder"
     for magic, description in _MAGIC.items():
-        if found.head.startswith(magic):
+        if file.head.startswith(magic):
             return f"it is {description}"
-    return f"it begins with {found.head[:8]!r}"
+    return f"it begins with {file.head[:8]!r}"

@@ -24,7 +24,7 @@ from vit_jax.models import published
 _NAME = re.compile(
     r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<file>.+))?"
 )
-_BESIDE = (CONFIG, PROCESSOR)
+_COMPANIONS = (CONFIG, PROCESSOR)
 # A single file of weights under another name, the first kind of which there is one.
 _SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 _SHOWN = 12
@@ -41,8 +41,8 @@ def fetch(name: str) -> epath.Path:
       CheckpointError: there is no such repository, revision or file, it may not be read, it has no
         weights, or it cannot be downloaded.
     """
-    found = _NAME.fullmatch(name)
-    if not found:
+    match = _NAME.fullmatch(name)
+    if not match:
         raise ConfigError(f"{name!r} is not hf://OWNER/NAME[@REVISION][/FILE]")
     try:
         import huggingface_hub  # noqa: F401
@@ -50,7 +50,7 @@ def fetch(name: str) -> epath.Path:
         raise ConfigError(
             f"{name}: reading from the hub needs huggingface_hub: pip install 'vit_jax[hub]'"
         ) from None
-    repo, revision, file = found["repo"], found["revision"] or "main", found["file"]
+    repo, revision, file = match["repo"], match["revision"] or "main", match["file"]
     try:
         path = _file(repo, revision, file) if file else _repository(name, repo, revision)
     except CheckpointError:
@@ -67,9 +67,9 @@ def _file(repo: str, revision: str, file: str) -> epath.Path:
     from huggingface_hub.errors import EntryNotFoundError
 
     path = epath.Path(hf_hub_download(repo, file, revision=revision))
-    for beside in _BESIDE:
+    for companion in _COMPANIONS:
         try:
-            hf_hub_download(repo, os.path.join(os.path.dirname(file), beside), revision=revision)
+            hf_hub_download(repo, os.path.join(os.path.dirname(file), companion), revision=revision)
         except EntryNotFoundError:
             continue
     return path
@@ -95,7 +95,11 @@ def _repository(name: str, repo: str, revision: str) -> epath.Path:
         weights = weights_of(name, [entry.name for entry in folder.iterdir()])
     else:
         weights = weights_of(name, names)
-        wanted = [one for one in names if one in (*_BESIDE, weights) or _is_shard(one, weights)]
+        wanted = [
+            name_in_repo
+            for name_in_repo in names
+            if name_in_repo in (*_COMPANIONS, weights) or _is_shard(name_in_repo, weights)
+        ]
         folder = epath.Path(snapshot_download(repo, revision=revision, allow_patterns=wanted))
     return folder if (folder / CONFIG).exists() and weights in pytorch.NAMES else folder / weights
 
@@ -114,15 +118,16 @@ def weights_of(name: str, files: Collection[str]) -> str:
         if usual in files:
             return usual
     for suffix in _SUFFIXES:
-        found = sorted(file for file in files if file.endswith(suffix))
-        if len(found) > 1:
+        candidates = sorted(file for file in files if file.endswith(suffix))
+        if len(candidates) > 1:
             raise CheckpointError(
-                f"{name} has several files of weights, {', '.join(found[:_SHOWN])}: choose one: {name}/{found[0]}"
+                f"{name} has several files of weights, {', '.join(candidates[:_SHOWN])}: choose one: "
+                f"{name}/{candidates[0]}"
             )
-        if found:
-            return found[0]
-    there = ", ".join(sorted(files)[:_SHOWN]) or "nothing"
-    raise CheckpointError(f"{name} has no weights that can be read here; it has {there}")
+        if candidates:
+            return candidates[0]
+    shown = ", ".join(sorted(files)[:_SHOWN]) or "nothing"
+    raise CheckpointError(f"{name} has no weights that can be read here; it has {shown}")
 
 
 def _is_shard(file: str, weights: str) -> bool:

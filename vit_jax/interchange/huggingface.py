@@ -62,8 +62,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     # Networks that take images of any size leave it to what prepares these.
     metadata = file.config | {"processor_size": _cut_size(processor).get("image_size")}
     metadata |= tensors_by_name.requested_metadata(request)
-    found = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
-    checkpoint = tensors_by_name.read_named(file, found, NAME, request, {})
+    match = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
+    checkpoint = tensors_by_name.read_named(file, match, NAME, request, {})
     config = checkpoint.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)
@@ -88,15 +88,15 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     conversion = tensors_by_name.conversion_of(
         checkpoint.model_config, NAME, path, as_it_was=as_it_was
     )
-    beside = saved_objectives.beside(checkpoint, NAME, path)
+    extra = saved_objectives.beside(checkpoint, NAME, path)
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
     # What config.json says of the model; the rest of one that was read stays.
     described = checkpoint.layout.get("config", {}) | {"dtype": "float32"}
     described |= conversion.config_json(config, checkpoint.layout)
-    described |= beside.stated
+    described |= extra.stated
     if not as_it_was:
-        checkpoint.layout |= beside.layout
+        checkpoint.layout |= extra.layout
     if config.num_classes:
         names = checkpoint.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
@@ -104,7 +104,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
-            checkpoint, conversion, folder / pytorch.WEIGHTS, {}, beside
+            checkpoint, conversion, folder / pytorch.WEIGHTS, {}, extra
         )
         (folder / CONFIG).write_text(json.dumps(described, indent=2))
         if processor:
@@ -143,8 +143,8 @@ def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Prepro
         size = size.get("shortest_edge") or min(size["height"], size["width"])
     cut = _cut_size(metadata).get("image_size", image_size)
     if cut != image_size:
-        wanted, there = (min(height_width(one)) for one in (image_size, cut))
-        size = round(size * wanted / there)
+        wanted, actual = (min(height_width(size_of)) for size_of in (image_size, cut))
+        size = round(size * wanted / actual)
         logging.warning(
             "%s cuts images of %s pixels, and the model is for %s: they are resized to %d, in proportion, and "
             "cut to that", path, sizes.size_text(cut), sizes.size_text(image_size), size,

@@ -234,7 +234,7 @@ def _row(name: str, config, parameters: bool) -> dict:
         "image_size": config.image_size,
         "tokens": config.tokens,
         "parameters": registry.count_parameters(config) if parameters else None,
-        "gflops": round(config.flops() / 1e9, 2),
+        "gflops": round(registry.count_flops(config) / 1e9, 2),
     } | {size: sizes.get(size) for size in SIZES}
 
 

@@ -60,10 +60,10 @@ def load(
     )
     source = checkpoint.model_config
     if "image_size" in fitted:
-        fitted = source.at_size(fitted["image_size"]) | fitted
+        fitted = source.options_for_image_size(fitted["image_size"]) | fitted
     target = formats.configure(type(source), vars(source), fitted)
     definition, like = registry.abstract_weights(target)
-    reset = source.starts_anew(target)
+    reset = source.reset_patterns(target)
     weights = fit_weights(
         checkpoint,
         _fresh(target, like, reset),
@@ -128,8 +128,8 @@ def load_run(
         weights = reading.read_weights(run.folder, like)
     else:
         imagenet.log_if_unnamed(checkpoint.classes, checkpoint.model_config.num_classes, path)
-        how = dict(where=f"load_run({str(path)!r})", reset_option="reset")
-        weights = fit_weights(checkpoint, like, model_config, **how)
+        messages = dict(where=f"load_run({str(path)!r})", reset_option="reset")
+        weights = fit_weights(checkpoint, like, model_config, **messages)
     return TrainedModel(
         model=nnx.merge(definition, *weights),
         model_config=model_config,
@@ -148,7 +148,7 @@ def resized(run: TrainedModel, image_size: sizes.Size | str) -> TrainedModel:
       ConfigError: the model cannot be fitted to that size.
     """
     source, size = run.model_config, sizes.parse(image_size)
-    options = tensors_by_name.image_size_option(size) | source.at_size(size)
+    options = tensors_by_name.image_size_option(size) | source.options_for_image_size(size)
     target = formats.configure(type(source), vars(source), options)
     definition, like = registry.abstract_weights(target)
     arrays = fitting.adapt(
@@ -293,7 +293,7 @@ def _reset_patterns(
     if reset is not None:
         return reset
     same_family = type(checkpoint.model_config) is type(config)
-    return checkpoint.model_config.starts_anew(config) if same_family else ()
+    return checkpoint.model_config.reset_patterns(config) if same_family else ()
 
 
 def convert(

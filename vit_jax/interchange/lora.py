@@ -59,7 +59,7 @@ def _base(
             source.model_config,
             patterns.union(*like),
             config,
-            reset=source.model_config.starts_anew(config) if reset is None else reset,
+            reset=source.model_config.reset_patterns(config) if reset is None else reset,
             resize=init["init_resize"],
             init_channels=init["init_channels"],
             where=where,

@@ -120,8 +120,8 @@ def described(checkpoint: LoadedCheckpoint) -> tuple[Config, dict]:
     config = default_config()
     config.model.name = naming.nearest_name(checkpoint.model_config, checkpoint.called)
     # Where it is not known how images are normalised, users of the model have to say it.
-    unsaid = Preprocessing(checkpoint.model_config.image_size, mean=(), std=())
-    config.data.update(dataclasses.asdict(checkpoint.preprocessing or unsaid))
+    unknown = Preprocessing(checkpoint.model_config.image_size, mean=(), std=())
+    config.data.update(dataclasses.asdict(checkpoint.preprocessing or unknown))
     config.data.image_size = checkpoint.model_config.image_size
     config.data.channels = checkpoint.model_config.channels
     config = schema.typed(config_class(config), config)

@@ -72,21 +72,21 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         base, params = _with_head(base, params, tensors, file.path)
     table, whole = _rules(base, file.path)
     tensors = {_renamed(name, whole): tensor for name, tensor in tensors.items()}
-    found: dict = {}
+    adapters: dict = {}
     for layer, places in _places(table, params, whole):
         pairs = [
             [tensors.pop(f"{at}.{kind}.weight", None) for kind in ("lora_A", "lora_B")]
             for at in places
         ]
         if any(part is not None for pair in pairs for part in pair):
-            lora.place(found, layer.name, _ours(layer, pairs, scale, file.path))
-    if tensors or not found:
+            lora.place(adapters, layer.name, _ours(layer, pairs, scale, file.path))
+    if tensors or not adapters:
         raise CheckpointError(
             f"{file.path}: there is no place in {formats.describe_model(base.model_config)} for "
             f"{', '.join(sorted(tensors)[:3]) or 'any of its tensors'}"
         )
     return dataclasses.replace(
-        base, params=lora.adapted(params, found, lora.add_lazily), extras={}, objective=None
+        base, params=lora.adapted(params, adapters, lora.add_lazily), extras={}, objective=None
     )
 
 
@@ -100,7 +100,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     if not checkpoint.adapters:
         raise CheckpointError(
             f"{path} is not written: peft's format holds adapters, and the source is a whole model. Convert a run with "
-            "--config.adapt.lora_rank, or write --to=huggingface"
+            "--config.lora.lora_rank, or write --to=huggingface"
         )
     table, whole = _rules(checkpoint, path)
     params, new = patterns.union(checkpoint.params, checkpoint.variables), checkpoint.adapters

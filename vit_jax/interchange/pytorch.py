@@ -58,8 +58,8 @@ def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, LazyArray
         if not file.exists():
             raise CheckpointError(f"{file} is missing, which {path.name} names")
         if file.name.endswith(".safetensors"):
-            found, metadata = safetensors.read(file)
-            tensors |= state_dicts.without_wrappers(found)
+            content, metadata = safetensors.read(file)
+            tensors |= state_dicts.without_wrappers(content)
         else:
             tensors |= state_dicts.find_tensors(pickles.read(file), file, state_dict)
     return tensors, metadata

@@ -20,7 +20,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import published
 
-_SAYS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
+_PARAMETERS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +45,15 @@ def parse_name(name: epath.PathLike) -> Name:
       ConfigError: what follows the `#` is not understood.
     """
     text = os.fspath(name)
-    found = _SAYS.search(text)
-    if not found:
+    match = _PARAMETERS.search(text)
+    if not match:
         return Name(_local(text))
-    parameters = dict(part.partition("=")[::2] for part in found[1].split("&"))
+    parameters = dict(part.partition("=")[::2] for part in match[1].split("&"))
     if unknown := parameters.keys() - {"sha256", "state_dict"}:
         raise ConfigError(
             f"{text}: #{sorted(unknown)[0]}= is not known, only #sha256= and #state_dict="
         )
-    place = text[: found.start()]
+    place = text[: match.start()]
     parameters["sha256"] = parameters.get("sha256", "").lower()
     if parameters["sha256"] and not re.fullmatch("[0-9a-f]{64}", parameters["sha256"]):
         raise ConfigError(f"{text}: #sha256= takes the 64 hexadecimal digits that sha256sum prints")

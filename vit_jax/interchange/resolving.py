@@ -59,10 +59,10 @@ def resolve_from_checkpoint(
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
-    for name, unsaid in DEFAULT_IF_MISSING.items():
+    for name, default in DEFAULT_IF_MISSING.items():
         if not config.data[name]:
-            found = (prepared or {}).get(name, unsaid)
-            config.data[name] = tuple(found) if isinstance(found, list) else found
+            known = (prepared or {}).get(name, default)
+            config.data[name] = tuple(known) if isinstance(known, list) else known
     augment.check_normalization(config.data, config.init_from)
     return config
 
@@ -79,9 +79,9 @@ def _resolve_model(
             else naming.nearest_name(source.model_config, source.called)
         )
     family = registry.family_named(model.name)
-    found = dict(saved["model"]) if saved else dict(vars(source.model_config))
+    options = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:
-        found |= source.model_config.at_size(sizes.parse(config.data.image_size))
+        options |= source.model_config.options_for_image_size(sizes.parse(config.data.image_size))
     has_head = objectives.find_objective(config.objective)[0].needs_labels
     reset = config.init_reset if has_head else classifier.besides_heads(config.init_reset)
     # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
@@ -94,5 +94,5 @@ def _resolve_model(
         is_reset = field.metadata["fitted"] and field.metadata["role"] == "structure"
         if is_reset and patterns.matching(reset, [f"{name}/kernel"]):
             continue
-        if found.get(name) is not None:
-            model[name] = found[name]
+        if options.get(name) is not None:
+            model[name] = options[name]

@@ -75,7 +75,7 @@ def read(
         tensors = {name: _lazy(path, name, entry, read_bytes) for name, entry in header.items()}
         # Else a small file could stand for tensors of any size.
         if (
-            sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
+            sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
             > path.stat().length
         ):
             raise ValueError("its tensors overlap")

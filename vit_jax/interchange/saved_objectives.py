@@ -32,8 +32,8 @@ def find_saved(
     """
     if checkpoint.objective or not checkpoint.extras:
         return checkpoint.objective
-    for one in (kind,) if kind else kinds_of_the_package():
-        for conversion in objective_conversions(one).values():
+    for candidate in (kind,) if kind else kinds_of_the_package():
+        for conversion in objective_conversions(candidate).values():
             saved = conversion.find(
                 checkpoint.model_config, checkpoint.extras, checkpoint.layout, hints or {}
             )

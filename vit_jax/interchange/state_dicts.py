@@ -96,9 +96,9 @@ def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, 
                 "%s holds the weights %s: %s are read; to read others, say %s#state_dict=%s",
                 path, " and ".join([chosen, *others]), chosen, path, others[0],
             )  # fmt: skip
-    beside = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
-    if beside:
-        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(beside))
+    skipped = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
+    if skipped:
+        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(skipped))
     return _tensors(every[chosen], path)
 
 
@@ -118,12 +118,12 @@ def _dictionaries(
             yield from _dictionaries(value, inside, visits, depth + 1)
 
 
-def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
+def _tensors(content: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
     """The tensors of a state dict, without what compilers put into their names."""
-    others = [str(name) for name, value in found.items() if not isinstance(value, LazyArray)]
+    others = [str(name) for name, value in content.items() if not isinstance(value, LazyArray)]
     if others:
         logging.info("%s: skipped, no tensors: %s", path, ", ".join(others))
-    return without_wrappers({n: t for n, t in found.items() if isinstance(t, LazyArray)})
+    return without_wrappers({n: t for n, t in content.items() if isinstance(t, LazyArray)})
 
 
 def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
@@ -167,13 +167,13 @@ def left_out(
     Raises:
       CheckpointError: one has other values than the model computes in its place.
     """
-    found = matching(own, tensors)
-    has_place = {*known, *found}
-    found |= matching(EXTRAS, [name for name in tensors if name not in has_place])
-    if found:
-        logging.info("%s: skipped, not part of the model: %s", path, skips.text(found))
-    skips.check_computed(found, tensors, config, path)
-    return found
+    skipped = matching(own, tensors)
+    has_place = {*known, *skipped}
+    skipped |= matching(EXTRAS, [name for name in tensors if name not in has_place])
+    if skipped:
+        logging.info("%s: skipped, not part of the model: %s", path, skips.text(skipped))
+    skips.check_computed(skipped, tensors, config, path)
+    return skipped
 
 
 def refuse_lost_positions(
@@ -209,7 +209,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     Raises:
       CheckpointError: some are neither another network's nor of a kind that pre-training needs.
     """
-    beside, unknown = [], []
+    skipped, unknown = [], []
     for name in names:
         if name.startswith(prefix):
             continue
@@ -218,7 +218,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
         if network or matching(BESIDE, [rest]):
-            beside.append(name)
+            skipped.append(name)
         else:
             unknown.append(name)
     if unknown:
@@ -226,8 +226,8 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
             f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
             f"{listed(unknown)}"
         )
-    if beside:
-        logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(beside))
+    if skipped:
+        logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(skipped))
 
 
 def listed(names: list[str], most: int = 12) -> str:

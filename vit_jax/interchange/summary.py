@@ -75,13 +75,13 @@ def parameter_table(weights: registry.Weights) -> str:
 def assumed(checkpoint: formats.LoadedCheckpoint) -> dict:
     """The values of a checkpoint that no file contains, by their names."""
     config, prepared = checkpoint.model_config, checkpoint.preprocessing
-    found = {name: getattr(config, name) for name in checkpoint.assumed if hasattr(config, name)}
+    values = {name: getattr(config, name) for name in checkpoint.assumed if hasattr(config, name)}
     if prepared and "preprocessing" in checkpoint.assumed:
-        found |= {n: x for n, x in dataclasses.asdict(prepared).items() if n != "image_size"}
+        values |= {n: x for n, x in dataclasses.asdict(prepared).items() if n != "image_size"}
     if config.num_classes and (checkpoint.classes is None or "classes" in checkpoint.assumed):
         of_imagenet = config.num_classes == imagenet.COUNT
-        found["classes"] = "the names of ImageNet-1k's" if of_imagenet else "numbers"
-    return found
+        values["classes"] = "the names of ImageNet-1k's" if of_imagenet else "numbers"
+    return values
 
 
 def text(summary: dict) -> str:
@@ -145,9 +145,9 @@ def _classes(classes: list[str] | None) -> str:
 def _images(prepared: dict | None) -> str:
     if prepared is None:
         return "the file does not say how they are normalised"
-    how = crops.describe_crop(formats.Preprocessing(**prepared))
+    crop = crops.describe_crop(formats.Preprocessing(**prepared))
     return (
-        f"{prepared['image_size']} pixels ({how}), mean {prepared['mean']}, std {prepared['std']}"
+        f"{prepared['image_size']} pixels ({crop}), mean {prepared['mean']}, std {prepared['std']}"
     )
 
 

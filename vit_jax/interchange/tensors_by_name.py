@@ -115,7 +115,7 @@ def is_found(file: CheckpointFile, format: str, **options) -> bool:
 
 def read_named(
     file: CheckpointFile,
-    found: Found,
+    match: Found,
     format: str,
     request: ReadOptions,
     stated: Mapping[str, Any],
@@ -129,8 +129,8 @@ def read_named(
       CheckpointError: a tensor or parameter is left over, missing or of another shape.
       ConfigError: an override is no option of the family.
     """
-    recognised, path = found.recognised, file.path
-    fields = {field.name for field in dataclasses.fields(found.family.Config)}
+    recognised, path = match.recognised, file.path
+    fields = {field.name for field in dataclasses.fields(match.family.Config)}
     options = recognised.options | {n: value for n, value in stated.items() if n in fields}
     asked, taken = {}, set()
     for name, left_open in recognised.open.items():
@@ -148,29 +148,29 @@ def read_named(
         raise CheckpointError(
             f"{path} does not state these options, and another value gives other results:\n  "
             + "\n  ".join(asked.values())
-            + f"\nSet them ({_how_to_say(asked, found.family.Config)}), or name the file or its folder as the "
+            + f"\nSet them ({_how_to_say(asked, match.family.Config)}), or name the file or its folder as the "
             "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
-    config = configure(found.family.Config, options, request.overrides)
-    conversion = found.conversion.of(config)
-    tensors, reshaped = conversion.prepared(found.tensors), recognised.layout.get("reshaped", {})
+    config = configure(match.family.Config, options, request.overrides)
+    conversion = match.conversion.of(config)
+    tensors, reshaped = conversion.prepared(match.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
     table = conversion.rules(config, recognised.layout)
     known = translation.specs(table, patterns.union(*like))
     left_out = state_dicts.left_out(recognised.left_out, tensors, known, config, path)
-    state_dicts.refuse_lost_positions(recognised.left_out, file.tensors, found.prefix, config, path)
-    if found.prefix and file.container != "npz":
-        state_dicts.check_beside(file.tensors, found.prefix, path)
+    state_dicts.refuse_lost_positions(recognised.left_out, file.tensors, match.prefix, config, path)
+    if match.prefix and file.container != "npz":
+        state_dicts.check_beside(file.tensors, match.prefix, path)
     wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]
     if wide:
         logging.info("%s: %d tensors of float64 are rounded to float32", path, len(wide))
         tensors |= {name: _rounded(tensors[name]) for name in wide}
-    beside = {name: tensors[name] for name in left_out}
+    skipped_tensors = {name: tensors[name] for name in left_out}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
     if not request.allow_nonfinite:
         tensors = {
-            name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
+            name: finite(f"{path}: {match.prefix}{match.renamed.get(name, name)}", tensor)
             for name, tensor in tensors.items()
         }
     arrays = translation.to_ours(table, tensors, patterns.union(*like), source=path)
@@ -178,7 +178,7 @@ def read_named(
     layout = {
         "format": format,
         "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if t.dtype != np.float32},
-        "renamed": found.renamed,
+        "renamed": match.renamed,
         "constants": translation.constants(table, tensors, source=path),
     }
     layout |= recognised.layout
@@ -188,7 +188,14 @@ def read_named(
     assumed = [n for n in assumed if n not in known and hasattr(config, n)]
     assumed += ["preprocessing"] if preprocessing else []
     return LoadedCheckpoint(
-        config, params, None, preprocessing, layout, variables, beside, assumed=tuple(assumed)
+        config,
+        params,
+        None,
+        preprocessing,
+        layout,
+        variables,
+        skipped_tensors,
+        assumed=tuple(assumed),
     )
 
 
@@ -295,18 +302,18 @@ def write_safetensors(
     conversion: Conversion,
     path: epath.PathLike,
     metadata: Mapping[str, str],
-    beside: Beside = NOTHING,
+    extra: Beside = NOTHING,
 ) -> None:
     """Writes a model as a `.safetensors` file, a tensor at a time.
 
     Args:
-      beside: what else the file gets.
+      extra: what else the file gets.
 
     Raises:
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
     tensors = itertools.chain(
-        arrays(checkpoint, conversion), translation.to_theirs(beside.rules, beside.params)
+        arrays(checkpoint, conversion), translation.to_theirs(extra.rules, extra.params)
     )
     layout, params = checkpoint.layout, patterns.union(checkpoint.params, checkpoint.variables)
     table = conversion.rules(checkpoint.model_config, layout)
@@ -315,7 +322,7 @@ def write_safetensors(
     )
     renamed = layout.get("renamed", {})
     specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
-        beside.rules, beside.params
+        extra.rules, extra.params
     )
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 
@@ -351,12 +358,12 @@ def image_size_option(size: Size | str | list[int] | None) -> dict[str, Any]:
 
 def header(checkpoint: LoadedCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
     """What our files say about the model beside the tensors; JSON."""
-    found = dict(options)
+    content = dict(options)
     if checkpoint.classes:
-        found["classes"] = list(checkpoint.classes)
+        content["classes"] = list(checkpoint.classes)
     if checkpoint.preprocessing:
-        found["preprocessing"] = vars(checkpoint.preprocessing)
-    return found
+        content["preprocessing"] = vars(checkpoint.preprocessing)
+    return content
 
 
 def in_header(file: CheckpointFile) -> dict[str, Any]:

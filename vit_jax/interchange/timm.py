@@ -26,7 +26,7 @@ _NOT_READ = {
     "ConvNeXt": r"(^|\.)stages\.\d+\.(blocks\.\d+\.conv_dw|\d+\.dwconv)\.weight$",
     "NaFlexViT": r"(^|\.)embeds\.proj\.weight$",
 }
-_STATED = (*vit_arguments.UNTOLD, "image_size")
+_STATED = (*vit_arguments.NOT_IN_TENSORS, "image_size")
 
 
 def recognises(file: CheckpointFile) -> bool:
@@ -44,10 +44,10 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     architecture, tag = published_name(file)
     metadata = {"architecture": architecture, "tag": tag} | _arguments(file.config)
     metadata |= _image_size(file.config) | stated | {"written_here": bool(file.header)}
-    found = tensors_by_name.find_family(
+    match = tensors_by_name.find_family(
         file, NAME, metadata | tensors_by_name.requested_metadata(request), file.prefixes
     )
-    if found is None:
+    if match is None:
         vit_options.check_supported(architecture)
         if {"weight", "bias"} == set(file.tensors):
             raise CheckpointError(
@@ -61,7 +61,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
     checkpoint = tensors_by_name.with_header(
-        tensors_by_name.read_named(file, found, NAME, request, stated), file
+        tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if not file.header:
         checkpoint = tensors_by_name.with_preprocessing(

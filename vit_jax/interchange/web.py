@@ -64,16 +64,16 @@ def _fetch(address: str, sha256: str, path: epath.Path) -> epath.Path:
         opener = urllib.request.build_opener(_SafeRedirects)
         with opener.open(request, timeout=_TIMEOUT) as answer:
             partial = path.with_name(f"{path.name}.partial")
-            found = _copy(answer, partial, address)
-            if sha256 and found != sha256:
+            digest = _copy(answer, partial, address)
+            if sha256 and digest != sha256:
                 partial.unlink()
                 raise CheckpointError(
-                    f"{address} has the SHA-256 {found}, not {sha256}: it is not the file that was meant, or damaged"
+                    f"{address} has the SHA-256 {digest}, not {sha256}: it is not the file that was meant, or damaged"
                 )
             partial.replace(path)
             about = {name: answer.headers.get(name) for name in ("ETag", "Last-Modified")}
             places.write_whole(marks, json.dumps(about))
-            logging.info("%s is %s (SHA-256 %s)", address, path, found)
+            logging.info("%s is %s (SHA-256 %s)", address, path, digest)
     except urllib.error.HTTPError as error:
         if error.code == _SAME and known:
             return path

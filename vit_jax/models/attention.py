@@ -88,8 +88,8 @@ class Attention(nnx.Module):
         drops = keys[0] is not None and self.attention_dropout
         heads = None
         if self.is_plain and queries is None and not (added or positions or drops):
-            how = dict(implementation=self.implementation)
-            heads = attend.project_and_attend(x, *self.qkv_parameters(), **how)
+            options = dict(implementation=self.implementation)
+            heads = attend.project_and_attend(x, *self.qkv_parameters(), **options)
         q, k, v = self.project(x, queries, **positions)
         if heads is None:
             heads, weights = self.attend(q, k, v, key=keys[0], **added)

@@ -58,16 +58,16 @@ class BatchNorm(nnx.Module):
           ConfigError: in training, a channel has but one value.
         """
         scale, bias = self.scale[...], self.bias[...]
-        how = {"axis": self.axis, "epsilon": self.epsilon}
+        options = {"axis": self.axis, "epsilon": self.epsilon}
         if not training:
-            return norms.normalise_by(x, self.mean[...], self.var[...], scale, bias, **how)
+            return norms.normalise_by(x, self.mean[...], self.var[...], scale, bias, **options)
         count = x.size // x.shape[self.axis]
         if count == 1:
             raise ConfigError(
                 f"batch norm of {x.shape}: a batch that has one value for each channel has no variance. Train "
                 "with a larger batch_size or image_size, or with model.fixed_statistics=True"
             )
-        y, mean, variance = norms.batch_norm(x, scale, bias, **how)
+        y, mean, variance = norms.batch_norm(x, scale, bias, **options)
         self._average(self.mean, mean)
         self._average(self.var, variance * (count / (count - 1)))
         return y

@@ -48,7 +48,7 @@ class ClassifierConfig:
     convolutional: ClassVar[bool] = False
     # Parameters whose last axis but one runs over the channels of the images.
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/kernel",)
-    # The axes that tensor parallelism cuts in layers that only this family has: (pattern, axis from
+    # The axes that tensor parallelism shards in layers that only this family has: (pattern, axis from
     # the end), as `meshes.TENSOR_RULES` has them for the shared layers.
     tensor_rules: ClassVar[tuple[tuple[str, int], ...]] = ()
 
@@ -145,17 +145,23 @@ class ClassifierConfig:
         """
         return INPUTS
 
-    def at_size(self, image_size: Size) -> dict[str, Any]:
+    def flops(self) -> int | None:
+        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add counted as 2,
+        full attention; `None`: as `registry.count_flops` counts them in the model's program.
+        """
+        return None
+
+    def options_for_image_size(self, image_size: Size) -> dict[str, Any]:
         """The other options that change with the size of the images, if the weights are kept."""
         return {}
 
-    def starts_anew(self, target: "ClassifierConfig") -> tuple[str, ...]:
+    def reset_patterns(self, target: "ClassifierConfig") -> tuple[str, ...]:
         """Patterns of the parameters that `target`, a model of the same family, cannot take from
         this one, and that are re-initialised: those of the head, if it has other classes.
         """
         return ("head/.*",) if target.num_classes != self.num_classes else ()
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "ClassifierConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """How the parameter `name` of this model becomes that of `target`, of the same family.
@@ -170,10 +176,6 @@ class ClassifierConfig:
           ConfigError: the parameter has another meaning there, though it may have the same shape.
         """
         return None
-
-
-# As files from outside, written for version 0.1, call it.
-Options = ClassifierConfig
 
 
 class Classifier(nnx.Module):
@@ -230,7 +232,7 @@ class Patches:
         """Patches down and across."""
         return patch_grid(self)
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "ClassifierConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """How a parameter becomes that of `target`: learned positions named `position`, and the patch embedding."""
@@ -271,7 +273,7 @@ def patch_grid(config: ClassifierConfig) -> tuple[int, int]:
 def fit_patches(
     name: str, source: ClassifierConfig, target: ClassifierConfig
 ) -> tuple[str, Callable] | None:
-    """`ClassifierConfig.fit` of the patch embedding, for families that cut the image itself into patches."""
+    """`ClassifierConfig.fit_parameter` of the patch embedding, for families that cut the image itself into patches."""
     if name != "embedding/kernel" or source.patch == target.patch:
         return None
     return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch)
@@ -280,7 +282,7 @@ def fit_patches(
 def fit_positions(
     source: ClassifierConfig, target: ClassifierConfig, resize: str
 ) -> tuple[str, Callable] | None:
-    """`ClassifierConfig.fit` of learned positions (1, prefix + patches, width), whose first `prefix` rows
+    """`ClassifierConfig.fit_parameter` of learned positions (1, prefix + patches, width), whose first `prefix` rows
     belong to learned tokens.
     """
     rows = [math.prod(config.grid) + config.prefix for config in (source, target)]

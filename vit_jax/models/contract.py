@@ -57,8 +57,13 @@ class Exiting(Protocol):
         """
 
 
-def kept(capture: Capture, **found: jax.Array) -> dict[str, jax.Array]:
-    """Of the arrays that a layer has `found`, what `capture` asks for."""
+def captured(capture: Capture, **arrays: jax.Array) -> dict[str, jax.Array]:
+    """Of a layer's `arrays` by name, what `capture` asks for."""
     if callable(capture):
-        return capture(found)
-    return found if capture else {}
+        return capture(arrays)
+    return arrays if capture else {}
+
+
+def __getattr__(name: str):
+    hint = ": it is called captured now" if name == "kept" else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

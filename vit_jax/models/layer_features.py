@@ -93,8 +93,8 @@ def compute(
     Raises:
       ConfigError: there is no such layer.
     """
-    how = {"deterministic": deterministic, "rngs": rngs}
-    output = model(images, **how, capture=_without_attention) if layers else model(images, **how)
+    call = {"deterministic": deterministic, "rngs": rngs}
+    output = model(images, **call, capture=_without_attention) if layers else model(images, **call)
     selected = select(model, output.intermediates, layers, norm=norm)
     return dataclasses.replace(output, intermediates={}), selected
 
@@ -129,11 +129,11 @@ def check_layers(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -
     return resolve(layers, _shapes(config))
 
 
-def resolve(layers: Sequence[Layer], found: dict) -> tuple[str, ...]:
-    """The names of the layers that `check_layers` has accepted, among what is captured: `found`, arrays or their
+def resolve(layers: Sequence[Layer], arrays: dict) -> tuple[str, ...]:
+    """The names of the layers that `check_layers` has accepted, among what is captured: `arrays`, arrays or their
     shapes by name.
     """
-    names = _names(found)
+    names = _names(arrays)
     return tuple(_name(layer, names) for layer in layers)
 
 
@@ -147,14 +147,14 @@ def _shapes(config: classifier.ClassifierConfig) -> dict[str, jax.ShapeDtypeStru
     return jax.eval_shape(captured, weights, images)
 
 
-def _without_attention(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: x for name, x in found.items() if "attention" not in name}
+def _without_attention(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: x for name, x in arrays.items() if "attention" not in name}
 
 
-def _names(found: dict) -> list[str]:
+def _names(arrays: dict) -> list[str]:
     return [
         name
-        for stream, x in found.items()
+        for stream, x in arrays.items()
         if "attention" not in stream
         for name in (
             [f"{stream}/{i}" for i in range(x.shape[0])] if _is_stack(stream) else [stream]
@@ -168,14 +168,14 @@ def _is_stack(stream: str) -> bool:
 
 
 def _name(layer: Layer, names: Sequence[str]) -> str:
-    several = [name for name in names if name.startswith(f"{_MAIN}/")] or names
+    choices = [name for name in names if name.startswith(f"{_MAIN}/")] or names
     if isinstance(layer, int):
-        if -len(several) <= layer < len(several):
-            return several[layer]
+        if -len(choices) <= layer < len(choices):
+            return choices[layer]
         valid = (
-            f"0 to {len(several) - 1} ({', '.join(names)})" if names else "its family gives none"
+            f"0 to {len(choices) - 1} ({', '.join(names)})" if names else "its family gives none"
         )
-        raise ConfigError(f"there is no layer {layer}: the model has {len(several)}, {valid}")
+        raise ConfigError(f"there is no layer {layer}: the model has {len(choices)}, {valid}")
     if layer not in names:
         valid, hint = ", ".join(names) or "none, its family gives none", nearest(layer, names)
         hint = hint if "did you mean" in hint else ""
@@ -184,10 +184,10 @@ def _name(layer: Layer, names: Sequence[str]) -> str:
 
 
 def _select(
-    model: classifier.Classifier, found: dict[str, jax.Array], name: str, norm: bool
+    model: classifier.Classifier, arrays: dict[str, jax.Array], name: str, norm: bool
 ) -> LayerFeatures:
     stream, _, index = name.partition("/")
-    x = found[stream][int(index)] if index else found[stream]
+    x = arrays[stream][int(index)] if index else arrays[stream]
     if norm and isinstance(model, classifier.Classifier):  # A guest may be any module.
         x = model.last_norm(x, name)
     if x.ndim == 4:  # a feature map

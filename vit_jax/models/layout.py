@@ -81,11 +81,11 @@ def layouts(config: classifier.ClassifierConfig) -> dict[str, Layout]:
     own, size = network(config), tuple(map(float, sizes.height_width(config.image_size)))
     rows, columns = grid(config)
     class_token = getattr(own, "pool", "token") in ("token", "token_mean")
-    found = [
+    all_layouts = [
         Layout("attention", (rows, columns), size, class_token),
         Layout("row_attention", (1, columns), (0.0, size[1]), False),
         Layout("column_attention", (rows, 1), (size[0], 0.0), False),
     ]
     if hasattr(config, "branches"):
-        found.append(Layout("small_attention", config.branches["small"].grid, size, True))
-    return {one.name: one for one in found}
+        all_layouts.append(Layout("small_attention", config.branches["small"].grid, size, True))
+    return {layout.name: layout for layout in all_layouts}

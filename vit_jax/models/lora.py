@@ -62,7 +62,7 @@ class Adapters:
         """The parameters of a model (or their shapes) as the base, which is frozen, and what is trained of it."""
         # Heads, which a model need not have.
         if classifier.without_exits(self.also) != classifier.without_exits([classifier.HEADS]):
-            patterns.check_patterns(self.also, patterns.names(params), "config.adapt.also")
+            patterns.check_patterns(self.also, patterns.names(params), "config.lora.also")
         trained = set(patterns.matching(self.also, patterns.names(params)))
         return _select(params, lambda name: name not in trained), _select(
             params, trained.__contains__
@@ -76,7 +76,7 @@ class Adapters:
         """
         base, _ = self.split(params)
         possible = dict(targets(base))
-        where = "config.adapt.lora_targets"
+        where = "config.lora.lora_targets"
         if not self.targets:
             raise ConfigError(
                 f"{where} is empty: name layers, such as {next(iter(possible), 'none')}"
@@ -86,7 +86,7 @@ class Adapters:
 
     def init(self, params: dict, key: jax.Array) -> dict:
         """New adapters for a model with these parameters (or shapes): A is uniform, as in a new layer, B is zero."""
-        found: dict = {}
+        adapters: dict = {}
         for number, (name, target) in enumerate(self.chosen(params).items()):
             shape = (*target.a[:-1], self.rank)
             layers = int(patterns.is_stacked(name))
@@ -95,8 +95,8 @@ class Adapters:
                 jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound
             )
             zeros = jnp.zeros((*target.b[:layers], self.rank, *target.b[layers + 1 :]))
-            place(found, name, {A: draw, B: zeros})
-        return found
+            place(adapters, name, {A: draw, B: zeros})
+        return adapters
 
     def trained_like(self, params: dict) -> dict:
         """Shapes and dtypes of what is trained of a model with parameters like `params`."""
@@ -119,17 +119,17 @@ def whole(base: dict | None, trained: dict) -> dict:
 
 def adapted(base: dict, adapters: dict, add: Callable) -> dict:
     """`base` with `add(kernel, A, B, slot)` in place of each kernel that has an adapter."""
-    found = dict(base)
+    tree = dict(base)
     for name, node in adapters.items():
         if A in node:
-            slot = None if name in found else SLOTS[name]
+            slot = None if name in tree else SLOTS[name]
             layer = name if slot is None else "qkv"
-            kernel = add(found[layer]["kernel"], node[A], node[B], slot)
-            found[layer] = found[layer] | {"kernel": kernel}
+            kernel = add(tree[layer]["kernel"], node[A], node[B], slot)
+            tree[layer] = tree[layer] | {"kernel": kernel}
         else:
-            key = next(key for key in found if str(key) == name)
-            found[key] = adapted(found[key], node, add)
-    return found
+            key = next(key for key in tree if str(key) == name)
+            tree[key] = adapted(tree[key], node, add)
+    return tree
 
 
 def add_product(kernel: Any, a: Any, b: Any, slot: int | None, matmul: Callable) -> Any:
@@ -198,12 +198,12 @@ def place(tree: dict, name: str, node: dict) -> None:
 
 def _select(tree: dict, wanted: Callable[[str], bool], prefix: str = "") -> dict:
     """The leaves whose names are wanted; no empty dicts."""
-    found = {}
+    selected = {}
     for key, part in tree.items():
         name = f"{prefix}{key}"
         if not isinstance(part, dict):
             if wanted(name):
-                found[key] = part
+                selected[key] = part
         elif part := _select(part, wanted, f"{name}/"):
-            found[key] = part
-    return found
+            selected[key] = part
+    return selected

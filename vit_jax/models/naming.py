@@ -74,7 +74,7 @@ def _candidates(family: registry.Family, config: classifier.ClassifierConfig) ->
             yield other
 
 
-def _steps(one: Any, other: Any) -> float:
+def _steps(first: Any, other: Any) -> float:
     """How far apart two sizes are, in doublings; 1 for what is no number."""
-    numbers = all(isinstance(x, int | float) and x > 0 for x in (one, other))
-    return abs(math.log2(one / other)) if numbers else 1.0
+    numbers = all(isinstance(x, int | float) and x > 0 for x in (first, other))
+    return abs(math.log2(first / other)) if numbers else 1.0

@@ -53,10 +53,10 @@ def place(kind: str, at: str) -> str:
     if kind == "none":
         return ""
     usual = "layers" if kind == "relative" else "stem"
-    found = usual if at == "auto" else at
+    level = usual if at == "auto" else at
     # What is fixed is the same in every layer.
     fixed = kind in ("sincos2d", "sinusoid", "fixed2d")
-    return "shared" if fixed and found == "layers" else found
+    return "shared" if fixed and level == "layers" else level
 
 
 def check_positions(config: classifier.ClassifierConfig) -> None:
@@ -159,10 +159,10 @@ def of_layer(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:
     )
 
 
-def fit(
+def fit_parameter(
     name: str, source: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> tuple[str, Callable] | None:
-    """`classifier.ClassifierConfig.fit` of positions; `None` for other parameters."""
+    """`classifier.ClassifierConfig.fit_parameter` of positions; `None` for other parameters."""
     stacked, part = name.startswith(_STACK), name.removeprefix(_STACK)
     if part.split("/")[0] != "position":
         return None
@@ -182,7 +182,7 @@ def fit(
 
 
 def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
-    """`fit` of a parameter of one place."""
+    """`fit_parameter` of a parameter of one place."""
     if source.position in _TABLES:
         return classifier.fit_positions(source, target, resize)
     if part == "position/tokens" or source.grid == target.grid:

@@ -40,15 +40,15 @@ class Architecture(NamedTuple):
 @functools.cache
 def architectures() -> dict[str, Architecture]:
     """All by their names."""
-    found = json.loads(FILE.read_text())
+    content = json.loads(FILE.read_text())
     prepared = [
-        preprocessing_from(dict(zip(_FIELDS, row, strict=True))) for row in found["preprocessing"]
+        preprocessing_from(dict(zip(_FIELDS, row, strict=True))) for row in content["preprocessing"]
     ]
     return {
         name: Architecture(
-            *known, {tag: prepared[i] for tag, i in found["names"].get(name, {}).items()}
+            *known, {tag: prepared[i] for tag, i in content["names"].get(name, {}).items()}
         )
-        for name, known in found["architectures"].items()
+        for name, known in content["architectures"].items()
     }
 
 
@@ -56,8 +56,8 @@ def names() -> list[str]:
     """Every published name, with its tag."""
     return [
         f"{name}.{tag}" if tag else name
-        for name, found in architectures().items()
-        for tag in found.tags
+        for name, architecture in architectures().items()
+        for tag in architecture.tags
     ]
 
 
@@ -84,12 +84,12 @@ def named_in(parts: Iterable[str]) -> tuple[str, str]:
 
 def preprocessing(architecture: str, tag: str) -> Preprocessing | None:
     """How images are prepared for a published model; `None` if its tags differ and none is given."""
-    found = architectures().get(architecture)
-    if found is None:
+    entry = architectures().get(architecture)
+    if entry is None:
         return None
-    if tag in found.tags:
-        return found.tags[tag]
-    different = set(found.tags.values())
+    if tag in entry.tags:
+        return entry.tags[tag]
+    different = set(entry.tags.values())
     return different.pop() if len(different) == 1 else None
 
 
@@ -142,8 +142,8 @@ def at_size(prepared: Preprocessing, size: Size, source: object) -> Preprocessin
 def _shares() -> dict[Preprocessing, float]:
     """The `crop_pct` of every published preparation."""
     rows = json.loads(FILE.read_text())["preprocessing"]
-    found = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
-    return {preprocessing_from(metadata): metadata["crop_pct"] for metadata in found}
+    records = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
+    return {preprocessing_from(metadata): metadata["crop_pct"] for metadata in records}
 
 
 def _share(smaller: int, side: int) -> float:

@@ -23,6 +23,7 @@ from vit_jax.base.sections import NamedSection
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.contract import ModelOutput
 
 # A module, or a class, with what is listed above.
 Family = ModuleType | type
@@ -54,6 +55,12 @@ class Name:
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
 
 
+# What earlier versions called methods of a family's `Config`.
+_OLD_NAMES = {
+    "fit": "fit_parameter", "at_size": "options_for_image_size", "starts_anew": "reset_patterns",
+}  # fmt: skip
+
+
 class Section(NamedSection):
     """`config.model`: the options of the family that it names, of no family those that all have."""
 
@@ -70,7 +77,16 @@ class Section(NamedSection):
 
 
 def register(family: Family) -> None:
-    """Adds a family from outside the package; before the recipe names a model of it."""
+    """Adds a family from outside the package; before the recipe names a model of it.
+
+    Raises:
+      ConfigError: its `Config` has a method by the name of an earlier version, which nothing calls.
+    """
+    for old, new in _OLD_NAMES.items():
+        if callable(getattr(family.Config, old, None)):
+            raise ConfigError(
+                f"the model family {family_name(family)} defines Config.{old}: rename the method, it is {new} now"
+            )
     if family not in GUESTS:
         GUESTS.append(family)
 
@@ -245,6 +261,27 @@ def initialize(config: ClassifierConfig, key: jax.Array) -> dict:
     they are born where they live.
     """
     return split(build(config, rngs=nnx.Rngs(key)))[1].params
+
+
+def count_flops(config: ClassifierConfig) -> int:
+    """Operations of one image's forward pass, by the formula of its family, or else counted in its program: matrix
+    products and convolutions only, a multiply-add counted as 2.
+    """
+    counted = config.flops()
+    return _count_in_program(config) if counted is None else counted
+
+
+@functools.lru_cache(maxsize=64)
+def _count_in_program(config: ClassifierConfig) -> int:
+    definition, weights = abstract_weights(config)
+
+    def forward(weights: Weights, image: jax.Array) -> ModelOutput:
+        return nnx.merge(definition, *weights)(image)
+
+    from vit_jax.compute import flops
+
+    image = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), config.dtype)
+    return flops.count(jax.make_jaxpr(forward)(weights, image))
 
 
 def count_parameters(config: ClassifierConfig) -> int:

@@ -1,7 +1,7 @@
 """A model at another image size inside a compiled step: the same parameters, what depends on the size of
 images fitted by matrices, so that gradients reach the parameters.
 
-What fits a checkpoint to another size, once and on the host, is `classifier.ClassifierConfig.fit`; this asks it.
+`classifier.ClassifierConfig.fit_parameter`, which this calls, fits a checkpoint to another size once, on the host.
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ METHODS = ("torch", "dinov2")
 
 def config_at(config: classifier.ClassifierConfig, image_size: Size) -> classifier.ClassifierConfig:
     """A model's config for images of another size. Raises `ConfigError` if patches do not divide it."""
-    return dataclasses.replace(config, **{"image_size": image_size} | config.at_size(image_size))
+    return dataclasses.replace(
+        config, **{"image_size": image_size} | config.options_for_image_size(image_size)
+    )
 
 
 def check_resized(
@@ -63,13 +65,13 @@ def _matrices(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> dict[str, np.ndarray]:
     """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it."""
-    trees = [registry.abstract_weights(one)[1] for one in (config, target)]
-    found = {}
+    trees = [registry.abstract_weights(model_config)[1] for model_config in (config, target)]
+    by_name = {}
     for old, new in zip(*trees, strict=True):
         for name, before, after in zip(
             patterns.names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
         ):
-            step = config.fit(name, target, resize=resize)
+            step = config.fit_parameter(name, target, resize=resize)
             if before.shape == after.shape and step is None:
                 continue
             in_layers = patterns.is_stacked(name)
@@ -81,5 +83,5 @@ def _matrices(
                 )
             # The fit of a table is linear in its rows, and the same for each of its columns.
             (matrix,) = step[1](np.eye(before.shape[1])[None])
-            found[name] = matrix.astype(np.float32)
-    return found
+            by_name[name] = matrix.astype(np.float32)
+    return by_name

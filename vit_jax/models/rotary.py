@@ -30,7 +30,7 @@ def check_rotation(config: classifier.ClassifierConfig) -> None:
     if config.rope != "none" and size % 4:
         raise ConfigError(
             f"model.rope={config.rope} turns pairs of channels by rows and by columns: heads of {size} "
-            "channels, model.width / model.heads, cannot be cut in four"
+            "channels, model.width / model.heads, cannot be split in four"
         )
     for name in ("rope_shift", "rope_jitter", "rope_rescale"):
         value = getattr(config, name)
@@ -80,14 +80,14 @@ def angles(
         case "none":
             return None
         case "mixed":
-            found = rope.mixed_angles(config.grid, frequencies[...])
+            table = rope.mixed_angles(config.grid, frequencies[...])
         case "centred":
-            found = rope.centred_angles(config.grid, size, theta=config.rope_theta)
+            table = rope.centred_angles(config.grid, size, theta=config.rope_theta)
             if key is not None:
-                found = rope.moved(found, *_moves(config, key), theta=config.rope_theta)
-            found = found[:, None]
+                table = rope.moved(table, *_moves(config, key), theta=config.rope_theta)
+            table = table[:, None]
         case "axial":
-            found = rope.axial_angles(
+            table = rope.axial_angles(
                 config.grid,
                 size,
                 theta=config.rope_theta,
@@ -97,9 +97,9 @@ def angles(
     if config.rope_registers:
         grid = (math.isqrt(config.registers),) * 2
         registers = rope.axial_angles(grid, size, theta=config.rope_registers)[:, None]
-        found = jnp.concatenate([registers, found])
-    others = config.tokens - found.shape[-3]
-    return jnp.pad(found, [(0, 0)] * (found.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
+        table = jnp.concatenate([registers, table])
+    others = config.tokens - table.shape[-3]
+    return jnp.pad(table, [(0, 0)] * (table.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
 
 
 def _moves(config: classifier.ClassifierConfig, key: jax.Array) -> tuple[jax.Array, jax.Array]:

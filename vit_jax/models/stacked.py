@@ -16,8 +16,8 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.dropout import by_depth, draw_key, dropout, split
 from vit_jax.compute.learned import per_example
-from vit_jax.models import classifier, embeddings, pooling
-from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models import classifier, contract, embeddings, pooling
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.layers import layer_norm
 
@@ -57,20 +57,16 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
         """The layers, from input to output, for layer-wise decay: the stack of blocks."""
         return {"layers": self.depth}
 
-    def block_flops(self) -> int:
-        """Operations of one block, counted as in `flops`."""
-        raise NotImplementedError
+    def block_flops(self) -> int | None:
+        """Operations of one block, counted as in `flops`; `None`: all are counted in the model's program."""
+        return None
 
-    def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add
-        counted as 2, full attention.
-        """
+    def flops(self) -> int | None:
+        block = self.block_flops()
+        if block is None:
+            return None
         head = pooling.flops(self) + 2 * self.width * self.num_classes
-        return embeddings.flops(self) + self.depth * self.block_flops() + head
-
-
-# As files from outside, written for version 0.1, call it.
-Options = StackedConfig
+        return embeddings.flops(self) + self.depth * block + head
 
 
 class StackedModel(classifier.Classifier):
@@ -167,7 +163,9 @@ class StackedModel(classifier.Classifier):
         """One block, as `stack.scan` runs it."""
 
         def step(block, x, rate, key):
-            x, found = block(x, rate, key, training=training)
-            return x, kept(capture, **found, blocks=self.from_blocks(x)) if capture else {}
+            x, arrays = block(x, rate, key, training=training)
+            if not capture:
+                return x, {}
+            return x, contract.captured(capture, **arrays, blocks=self.from_blocks(x))
 
         return step

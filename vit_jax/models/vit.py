@@ -16,9 +16,9 @@ from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, split
 from vit_jax.compute.learned import per_example
-from vit_jax.models import classifier, pooling
+from vit_jax.models import classifier, contract, pooling
 from vit_jax.models.attention import Attention, implementation_option
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -120,9 +120,9 @@ class VisionTransformer(classifier.Classifier):
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
         """Classifies images (B, H, W, C). What is captured has registers, `tokens` have none."""
         classifier.check_images(images, self.config)
-        how = dict(deterministic=deterministic, rngs=rngs)
-        x = self.place(self.patches(images, **how))
-        return self.read(*self.encode(x, **how, capture=capture))
+        call = dict(deterministic=deterministic, rngs=rngs)
+        x = self.place(self.patches(images, **call))
+        return self.read(*self.encode(x, **call, capture=capture))
 
     def patches(self, images: jax.Array, *, deterministic=True, rngs=None) -> jax.Array:
         """Images (B, H, W, C) -> patches (B, N, D), row by row, without positions."""
@@ -192,11 +192,11 @@ class Encoder(nnx.Module):
 
         def step(block, x, rate, key, bias=None):
             x, weights = block(x, rate, key, bias)
-            return x, kept(capture, attention=weights, blocks=x)
+            return x, contract.captured(capture, attention=weights, blocks=x)
 
-        how = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
+        loop = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
         depths = by_depth(self.config.drop_path, self.config.depth, key)
-        x, captured = stack.scan(step, self.layers, x, depths, **how)
+        x, captured = stack.scan(step, self.layers, x, depths, **loop)
         return self.norm(x), captured
 
 
@@ -204,12 +204,12 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3)."""
 
     def __init__(self, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs):
-        width, how = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
+        width, common = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
         own = dict(attention_dropout=config.attention_dropout, implementation=config.attention)
         self.attention_norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.attention = Attention(width, config.heads, **own, **how)
+        self.attention = Attention(width, config.heads, **own, **common)
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **how)
+        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **common)
 
     def __call__(self, x, drop_path_rate, key, bias=None) -> tuple[jax.Array, jax.Array]:
         """(B, N, D) -> the same, and the attention weights (B, H, N, N); `bias` as in `Attention`."""

@@ -17,6 +17,7 @@ from flax import nnx
 from vit_jax.base import patterns
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.data.labels.segments import PanopticTable
+from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.registry import Weights
 
@@ -272,4 +273,4 @@ class Objective:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
         2. A training step counts as three of them.
         """
-        return self.context.model.flops()
+        return registry.count_flops(self.context.model)

@@ -78,7 +78,7 @@ class MaskedPatches(Objective):
         self.patch = height, width
         if options.target == "downsized" and (height % _PARTS or width % _PARTS):
             raise ConfigError(
-                f"config.objective.target = 'downsized' cuts patches in {_PARTS} x {_PARTS}, which "
+                f"config.objective.target = 'downsized' splits patches into {_PARTS} x {_PARTS}, which "
                 f"patches of {height} x {width} pixels cannot be"
             )
 

@@ -248,7 +248,7 @@ def durations_of(config: Any, examples_per_epoch: int | None) -> Callable[..., i
 
 def adapters_of(config: Any) -> Adapters | None:
     """What a run trains of its model; `None`: all of it."""
-    rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
+    rank, targets, also = config.lora.lora_rank, config.lora.lora_targets, config.lora.also
     return Adapters(rank, targets, also) if rank else None
 
 
@@ -265,8 +265,10 @@ def evaluated_weights(kept: Collection[str]) -> str:
 def variables_of(learner: Learner) -> dict:
     """The state that is not trained by its owner, as it is now."""
     owners = {"model": learner.model, OWN: learner.own}
-    found = {owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None}
-    return {owner: tree for owner, tree in found.items() if tree}
+    by_owner = {
+        owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
+    }
+    return {owner: tree for owner, tree in by_owner.items() if tree}
 
 
 def model_part(params: dict) -> dict:

@@ -56,10 +56,10 @@ class Matrices:
 
     def stacks(self) -> dict[tuple[int, int], list[str]]:
         """The names of the parameters in each stack, by the (shorter, longer) side of its matrices."""
-        found = {}
+        by_size = {}
         for name in self.roles:
-            found.setdefault(tuple(sorted(self.size(name))), []).append(name)
-        return found
+            by_size.setdefault(tuple(sorted(self.size(name))), []).append(name)
+        return by_size
 
     def count(self, name: str) -> int:
         """How many matrices a parameter holds."""
@@ -100,10 +100,10 @@ def find(config: Optim, params: Any, inputs: Sequence[str]) -> Matrices:
     patterns.check_patterns(config.matrices, list(shapes), where)
     frozen = set(patterns.matching(config.freeze, shapes))
     roles = {name: _roles(config, name, shape) for name, shape in shapes.items()}
-    found = Matrices({name: role for name, role in roles.items() if role}, shapes)
+    candidates = Matrices({name: role for name, role in roles.items() if role}, shapes)
     named = set(patterns.matching(config.matrices, shapes))
     for name in sorted(named):
-        if problem := _problem(found, name):
+        if problem := _problem(candidates, name):
             raise ConfigError(
                 f"{where}: {name} {shapes[name]} {problem}: change the pattern, so that the optimizer "
                 f"config.optim.others={config.others} takes it"
@@ -111,7 +111,7 @@ def find(config: Optim, params: Any, inputs: Sequence[str]) -> Matrices:
     if not config.matrices:
         ends = [f"(.*/)?({pattern})(/.*)?" for pattern in inputs]
         excluded = set(patterns.matching((*ends, *_LAST), shapes))
-        named = {name for name in shapes if name not in excluded and not _problem(found, name)}
+        named = {name for name in shapes if name not in excluded and not _problem(candidates, name)}
     if not named:
         raise ConfigError(
             f"config.optim.name={config.name!r} is for matrices, and the model has none with sides of "

@@ -32,13 +32,13 @@ def learning_rates(
       broadcasts against the parameter.
     """
     patterns.check_rules(config.lr_rules, list(shapes), "config.optim.lr_rules")
-    found = {name: patterns.first_match(config.lr_rules, name, 1.0) for name in shapes}
+    multipliers = {name: patterns.first_match(config.lr_rules, name, 1.0) for name in shapes}
     if config.layer_decay == 1:
-        return found
+        return multipliers
     layers, decay = layers or _only_stack(shapes, inputs), config.layer_decay
     return {
         name: multiplier * _layer_multiplier(name, len(shapes[name]), layers, inputs, decay)
-        for name, multiplier in found.items()
+        for name, multiplier in multipliers.items()
     }
 
 
@@ -89,9 +89,9 @@ def _only_stack(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[str]) ->
         if patterns.is_stacked(name) and not _is_input(name, inputs)
     }
     if len(stacks) != 1:
-        found = ", ".join(stacks) or "none"
+        names = ", ".join(stacks) or "none"
         raise ConfigError(
             f"config.optim.layer_decay needs a model that says the order of its layers, or has exactly "
-            f"one stack of them (found: {found}); set it to 1 and use lr_rules"
+            f"one stack of them (found: {names}); set it to 1 and use lr_rules"
         )
     return stacks

@@ -81,8 +81,8 @@ def load(count: int, sizes: Mapping[str, int], *, from_the_end: bool) -> np.ndar
     held, own = _slots(count, devices, replicas)
     first = np.arange(replicas)[:, None] * own
     after = np.minimum(held, count - np.arange(devices) * held)  # the last that is not padding
-    found = np.where(first < after, own, 0)
-    return found[::-1, ::-1] if from_the_end else found
+    counts = np.where(first < after, own, 0)
+    return counts[::-1, ::-1] if from_the_end else counts
 
 
 def stack_name(shape: tuple[int, int]) -> str:

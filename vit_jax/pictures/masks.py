@@ -14,8 +14,8 @@ def palette(count: int) -> np.ndarray:
     """(count, 3) uint8: black for the first class, and hues that differ as much as they can for the others."""
     golden = 0.618034
     hues = ((i * golden) % 1 for i in range(count - 1))
-    found = [colorsys.hsv_to_rgb(h, 0.6 + 0.4 * (i % 2), 0.95) for i, h in enumerate(hues)]
-    return np.round(255 * np.array([(0, 0, 0), *found])).astype(np.uint8)
+    colors = [colorsys.hsv_to_rgb(h, 0.6 + 0.4 * (i % 2), 0.95) for i, h in enumerate(hues)]
+    return np.round(255 * np.array([(0, 0, 0), *colors])).astype(np.uint8)
 
 
 def mask_picture(labels: np.ndarray, count: int) -> Image.Image:
@@ -31,10 +31,10 @@ def layer(labels: np.ndarray, count: int, lines: np.ndarray | None = None) -> Im
     """
     colors = np.zeros((256, 4), np.uint8)
     colors[:count, :3], colors[:count, 3] = palette(count), _ALPHA
-    found = colors[labels]
+    rgba = colors[labels]
     if lines is not None:
-        found[lines] = 255
-    return Image.fromarray(found)
+        rgba[lines] = 255
+    return Image.fromarray(rgba)
 
 
 def overlay(image: np.ndarray, over: Image.Image) -> Image.Image:
@@ -56,9 +56,9 @@ def legend(rows: Sequence[tuple[str, tuple[int, ...]]]) -> Image.Image:
 
 def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
     """Pictures in a row."""
-    size = sum(one.width for one in pictures), max(one.height for one in pictures)
+    size = sum(picture.width for picture in pictures), max(picture.height for picture in pictures)
     sheet, left = Image.new("RGB", size, "white"), 0
-    for one in pictures:
-        sheet.paste(one, (left, 0))
-        left += one.width
+    for picture in pictures:
+        sheet.paste(picture, (left, 0))
+        left += picture.width
     return sheet

@@ -115,8 +115,8 @@ class Plot:
                 ha="right" if at_right else "left", va="center", color=colour,
             )  # fmt: skip
         if self._labels:
-            beside = style.LETTER * max(len(label) for label, _ in self._labels) + 50
-            style.widen(self._figure, beside)
+            legend_width = style.LETTER * max(len(label) for label, _ in self._labels) + 50
+            style.widen(self._figure, legend_width)
             self._axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False)
         # Which numbers stand at the left depends on the height of the axes, and their width on which they
         # are: settled, so that the axis' name finds its place beside them.

@@ -28,12 +28,12 @@ def figure(title: str, width: float, height: float, left: float = 0) -> "Figure"
     above = 8 + LINE * (title.count("\n") + 1)
     whole = height + above
     with matplotlib.rc_context({"font.size": _POINTS}):
-        found = matplotlib.figure.Figure(
+        new_figure = matplotlib.figure.Figure(
             figsize=(width / _DPI, whole / _DPI), dpi=_DPI * SCALE, layout="constrained"
         )
-        found.text(8 / width, 1 - 6 / whole, title, fontsize="large", va="top")
-    found.get_layout_engine().set(rect=(left / width, 0, 1 - left / width, 1 - above / whole))
-    return found
+        new_figure.text(8 / width, 1 - 6 / whole, title, fontsize="large", va="top")
+    new_figure.get_layout_engine().set(rect=(left / width, 0, 1 - left / width, 1 - above / whole))
+    return new_figure
 
 
 def widen(figure: "Figure", pixels: float) -> None:

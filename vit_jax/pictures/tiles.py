@@ -157,7 +157,7 @@ def matrix(
 def _shortened(text: str, letters: int) -> str:
     """The text with lines of no more letters than these."""
     lines = text.split("\n")
-    return "\n".join(one if len(one) <= letters else f"{one[: letters - 1]}…" for one in lines)
+    return "\n".join(line if len(line) <= letters else f"{line[: letters - 1]}…" for line in lines)
 
 
 def _show(axes: "Axes", tile: np.ndarray, bar: Bar | None, **options) -> None:
@@ -170,7 +170,7 @@ def _show(axes: "Axes", tile: np.ndarray, bar: Bar | None, **options) -> None:
         edge.set_visible(False)
 
 
-def _draw_bar(figure: "Figure", bar: Bar, beside: "np.ndarray | Axes") -> None:
+def _draw_bar(figure: "Figure", bar: Bar, axes: "np.ndarray | Axes") -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -178,4 +178,4 @@ def _draw_bar(figure: "Figure", bar: Bar, beside: "np.ndarray | Axes") -> None:
     length = 0.8 * figure.get_figheight() * figure.dpi / style.SCALE
     unit = textwrap.fill(bar.unit, max(int(length / style.LETTER) - 8, 10))  # no longer than it
     aspect = min(30, length / _BAR)
-    figure.colorbar(colours, ax=beside, label=unit, aspect=aspect, fraction=0.05, pad=0.02)
+    figure.colorbar(colours, ax=axes, label=unit, aspect=aspect, fraction=0.05, pad=0.02)

@@ -59,7 +59,7 @@ def find(program: Program, *, slices: int = 1, islands: Sequence[int] = ()) -> l
     beside, and one that scatters what it reduces is an all-reduce within a fusion. Each is counted
     once, as what it does. Between slices they are transfers through the hosts.
     """
-    found, seen = [], set()
+    collectives, seen = [], set()
     for name, times in program.runs.items():
         for step in program.computations[name]:
             for within, instruction in (("", step), *program.inside(step)):
@@ -71,18 +71,18 @@ def find(program: Program, *, slices: int = 1, islands: Sequence[int] = ()) -> l
                     seen.add(piece)
                 collective = _collective(instruction, times, within, slices, islands)
                 if collective and collective.group > 1:
-                    found.append(collective)
-    return found
+                    collectives.append(collective)
+    return collectives
 
 
-def summary(found: list[Collective]) -> list[dict]:
+def summary(collectives: list[Collective]) -> list[dict]:
     """Number and bytes of each kind in a step, by the size of the group: rows for a table or JSON,
     most bytes first.
     """
     rows: dict[tuple, dict] = collections.defaultdict(
         lambda: {"count": 0, "bytes": 0, "sent_bytes": 0}
     )
-    for c in found:
+    for c in collectives:
         row = rows[c.kind, c.group, c.crosses_slices]
         row["count"] += c.times
         row["bytes"] += round(c.times * c.bytes)

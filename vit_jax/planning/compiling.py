@@ -8,8 +8,9 @@ import time
 import jax
 
 from vit_jax.base import logs
+from vit_jax.compute import flops
 from vit_jax.devices import meshes
-from vit_jax.planning import flops, hlo, kernels
+from vit_jax.planning import hlo, kernels
 from vit_jax.planning.target import Target
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh

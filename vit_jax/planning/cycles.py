@@ -21,16 +21,18 @@ def count(program: Program, *, tokens: int | None = None) -> dict[str, dict[str,
     Args:
       tokens: of the model, to know attention by its weights (…, tokens, tokens).
     """
-    found = {where: collections.Counter(dict.fromkeys(PARTS, 0)) for where in ("all", "loops")}
+    cycles_by_part = {
+        where: collections.Counter(dict.fromkeys(PARTS, 0)) for where in ("all", "loops")
+    }
     for instruction, times in program.steps():
         if cycles := program.cycles(instruction):
             part = _part(program, instruction, tokens)
-            found["all"][part] += times * cycles
+            cycles_by_part["all"][part] += times * cycles
             if times > 1:
-                found["loops"][part] += times * cycles
+                cycles_by_part["loops"][part] += times * cycles
     return {
         where: {part: round(cycles) for part, cycles in counts.items()}
-        for where, counts in found.items()
+        for where, counts in cycles_by_part.items()
     }
 
 
@@ -53,14 +55,14 @@ def largest(program: Program, number: int) -> list[dict]:
 def conditionals(program: Program) -> list[dict]:
     """How branches were counted, a row for each conditional that takes cycles, most cycles first."""
     rows = []
-    for one in program.conditionals():
-        if one.cycles:
+    for conditional in program.conditionals():
+        if conditional.cycles:
             row = {
-                "branches": one.branches,
-                "counted": one.counted,
-                "times": one.times,
-                "cycles": round(one.times * one.cycles),
-                "source": one.source,
+                "branches": conditional.branches,
+                "counted": conditional.counted,
+                "times": conditional.times,
+                "cycles": round(conditional.times * conditional.cycles),
+                "source": conditional.source,
             }
             rows.append(row)
     return sorted(rows, key=lambda row: -row["cycles"])
@@ -68,12 +70,12 @@ def conditionals(program: Program) -> list[dict]:
 
 def _part(program: Program, instruction: Instruction, tokens: int | None) -> str:
     inside = [inner for _, inner in program.inside(instruction)]
-    shapes = [shape for one in (instruction, *inside) for shape in one.shapes]
+    shapes = [shape for part in (instruction, *inside) for shape in part.shapes]
     if _ATTENTION.search(instruction.source) or (
         tokens and any(shape.dims.count(tokens) >= 2 for shape in shapes)
     ):
         return "attention"
-    if any(one.opcode in ("convolution", "dot") for one in (instruction, *inside)):
+    if any(part.opcode in ("convolution", "dot") for part in (instruction, *inside)):
         return "matrix products"
     kind = instruction.name if instruction.opcode == "fusion" else instruction.opcode
     # A fusion is named after what it does: bitcast_dynamic-update-slice_fusion.

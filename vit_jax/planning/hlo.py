@@ -101,25 +101,25 @@ class Instruction:
         """Computations that it runs as a part of itself; not those of a loop."""
         if self.opcode == "while":
             return []
-        found = _CALLS.findall(self.attributes)
-        return [name.strip().lstrip("%") for names in found for name in names.split(",")]
+        lists = _CALLS.findall(self.attributes)
+        return [name.strip().lstrip("%") for names in lists for name in names.split(",")]
 
     @property
     def source(self) -> str:
         """The path of the operation in the Python program, '' if XLA made it up."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
     @property
     def estimated_cycles(self) -> int | None:
         """The compiler's estimate of one run; `None` where it makes none."""
-        found = _ESTIMATE.search(self.attributes)
-        return int(found[1]) if found else None
+        match = _ESTIMATE.search(self.attributes)
+        return int(match[1]) if match else None
 
     def attribute(self, name: str) -> str | None:
         """The word after `name=`."""
-        found = re.search(rf'\b{name}"?[=:]"?([^,\s"}}]+)', self.attributes)
-        return found[1] if found else None
+        match = re.search(rf'\b{name}"?[=:]"?([^,\s"}}]+)', self.attributes)
+        return match[1] if match else None
 
 
 @dataclasses.dataclass(frozen=True)

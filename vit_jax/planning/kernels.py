@@ -23,7 +23,8 @@ from jax.extend import core
 from jax.sharding import SingleDeviceSharding
 
 from vit_jax.base import subprocesses
-from vit_jax.planning import flops, target
+from vit_jax.compute import flops
+from vit_jax.planning import target
 from vit_jax.planning.hlo import Instruction, Program
 
 TARGET = "tpu_custom_call"
@@ -72,12 +73,12 @@ def grids(jaxpr: core.ClosedJaxpr) -> dict[str, int]:
     """How many programs the grid of each kernel has on a device, by the kernel's name; the most, if
     several kernels have one name.
     """
-    found: dict[str, int] = collections.defaultdict(int)
+    programs: dict[str, int] = collections.defaultdict(int)
     for equation in flops.equations(jaxpr):
         if equation.primitive.name == "pallas_call":
             name = equation.params["name"]
-            found[name] = max(found[name], flops.runs(equation))
-    return dict(found)
+            programs[name] = max(programs[name], flops.runs(equation))
+    return dict(programs)
 
 
 def count_bundles(kernels: Mapping[str, Kernel], topology: str) -> dict[str, int]:
@@ -110,7 +111,7 @@ def rows(program: Program, bundles: Mapping[str, int], programs: Mapping[str, in
       bundles: of `count_bundles`.
       programs: of `grids`.
     """
-    found = []
+    table = []
     for instruction, times in program.steps():
         if instruction.name in bundles:
             # XLA calls an instruction as its kernel, and adds a number.
@@ -123,8 +124,8 @@ def rows(program: Program, bundles: Mapping[str, int], programs: Mapping[str, in
                 "cycles": count * programs[name],
                 "times": times,
             }
-            found.append(row)
-    return sorted(found, key=lambda row: -row["times"] * row["cycles"])
+            table.append(row)
+    return sorted(table, key=lambda row: -row["times"] * row["cycles"])
 
 
 def _instructions(program: Program) -> Iterator[Instruction]:

@@ -123,8 +123,8 @@ def make_plan(
     elif target.gpu:
         plan |= _on_gpu(target, step, compiled.program)
     else:
-        found = collectives.find(compiled.program, slices=target.slices)
-        plan["collectives"] = collectives.summary(found)
+        step_collectives = collectives.find(compiled.program, slices=target.slices)
+        plan["collectives"] = collectives.summary(step_collectives)
     if target.chip:
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
     return plan
@@ -138,7 +138,7 @@ def _on_tpu(
     compiled: compiling.Compiled,
 ) -> dict:
     """What takes the time of a step, on TPUs."""
-    found = collectives.find(compiled.program, slices=target.slices)
+    step_collectives = collectives.find(compiled.program, slices=target.slices)
     tokens = getattr(assembly.model_config, "tokens", None)
     bundles = kernels.count_bundles(kernels.find_kernels(compiled.program), target.name)
     rows = kernels.rows(compiled.program, bundles, step.grids)
@@ -147,7 +147,7 @@ def _on_tpu(
     )
     counted = cycles.count(program, tokens=tokens)
     return {
-        "collectives": collectives.summary(found),
+        "collectives": collectives.summary(step_collectives),
         "kernels": rows,
         "cycles": counted,
         "conditionals": cycles.conditionals(program),
@@ -158,7 +158,7 @@ def _on_tpu(
             arguments=compiled.memory.arguments,
             temporaries=compiled.memory.temporaries,
             cycles=sum(counted["all"].values()),
-            collectives=found,
+            collectives=step_collectives,
         ),
     }
 
@@ -170,13 +170,13 @@ def _on_gpu(target: Target, step: compiling.Step, program: hlo.Program) -> dict:
     program = roofline.weigh(program, costs)
     hosts = max(1, gpu.per_nvlink // gpu.per_host)  # that NVLink joins
     islands = [device.process_index // hosts for device in step.mesh.devices.flat]
-    found = collectives.find(program, islands=islands)
+    step_collectives = collectives.find(program, islands=islands)
     counted = roofline.count_parts(program, costs)
     return {
-        "collectives": collectives.summary(found),
+        "collectives": collectives.summary(step_collectives),
         "roofline": counted,
         "operations": roofline.largest_kernels(program, costs, OPERATIONS),
-        "seconds": estimate.gpu_seconds(gpu, counted, found),
+        "seconds": estimate.gpu_seconds(gpu, counted, step_collectives),
     }
 
 

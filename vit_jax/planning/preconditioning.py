@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base import patterns
+from vit_jax.compute import flops
 from vit_jax.devices.meshes import MATRICES
 from vit_jax.optim import stacks
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.options import Optim
 from vit_jax.optim.preconditioners import PRECONDITIONERS
-from vit_jax.planning import flops
 
 
 def plan_matrices(config: Optim, matrices: Matrices, sizes: Mapping[str, int]) -> dict:

@@ -70,9 +70,11 @@ def _work(plan: dict) -> list[tuple[str, str]]:
     ]
 
 
-def _matrices(found: dict) -> str:
-    stacks = [f"{row['count']} of {row['shape'][0]} x {row['shape'][1]}" for row in found["stacks"]]
-    most, equal = found["flops_per_device"], found["flops_per_device_if_equal"]
+def _matrices(matrices: dict) -> str:
+    stacks = [
+        f"{row['count']} of {row['shape'][0]} x {row['shape'][1]}" for row in matrices["stacks"]
+    ]
+    most, equal = matrices["flops_per_device"], matrices["flops_per_device_if_equal"]
     return f"{', '.join(stacks)}; {most:.3g} FLOP a device, {most / equal:.2f} x an equal share"
 
 
@@ -91,8 +93,8 @@ def _memory(plan: dict) -> list[tuple[str, str]]:
         rows.append(
             ("  local disk", f"{size_text(plan['local_disk_bytes'])} a host, for checkpoint.local")
         )
-    for one in memory["largest"][:4]:
-        rows.append(("  large", f"{size_text(one['bytes'])}  {one['what']}"))
+    for array in memory["largest"][:4]:
+        rows.append(("  large", f"{size_text(array['bytes'])}  {array['what']}"))
     return rows
 
 
@@ -161,8 +163,8 @@ def _conditional(row: dict) -> str:
 
 
 def _kernel(row: dict) -> str:
-    one = f"{row['bundles']:,} bundles x {row['programs']:,} programs"
-    return f"{row['times'] * row['cycles'] / 1e6:.3g} M cycles: {row['name']}, {one}, {row['times']:g} times"
+    programs = f"{row['bundles']:,} bundles x {row['programs']:,} programs"
+    return f"{row['times'] * row['cycles'] / 1e6:.3g} M cycles: {row['name']}, {programs}, {row['times']:g} times"
 
 
 def _range(values: list[str]) -> str:

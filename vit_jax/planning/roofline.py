@@ -84,18 +84,18 @@ def weigh(program: Program, kernels: Mapping[str, Kernel]) -> Program:
 
 def count_parts(program: Program, kernels: Mapping[str, Kernel]) -> dict[str, dict]:
     """{part: {"kernels", "bytes", "flops", "floor", "usual"}} of a step on one device."""
-    found = {
+    totals = {
         part: dict.fromkeys(("kernels", "bytes", "flops", "floor", "usual"), 0) for part in PARTS
     }
     for instruction, times in program.steps():
         if kernel := kernels.get(instruction.name):
-            row = found[kernel.part]
+            row = totals[kernel.part]
             row["kernels"] += times
             for name in ("bytes", "flops", "floor", "usual"):
                 row[name] += times * getattr(kernel, name)
-    for row in found.values():
+    for row in totals.values():
         row |= {name: round(row[name]) for name in ("kernels", "bytes", "flops")}
-    return found
+    return totals
 
 
 def sum_of(counted: Mapping[str, dict], name: str) -> float:

@@ -42,10 +42,10 @@ def estimate(assembly: Assembly, on_cpu: bool) -> dict:
     }
 
 
-def text(found: dict) -> str:
+def text(estimated: dict) -> str:
     """What `estimate` found, as a line."""
-    memory = sum(found[f"{name}_bytes"] for name in ("state", "gradient", "batch"))
-    seconds = found["seconds"]
+    memory = sum(estimated[f"{name}_bytes"] for name in ("state", "gradient", "batch"))
+    seconds = estimated["seconds"]
     places = [f"one {kind} {_time(seconds[kind])}" for kind in _SHOWN]
     if seconds["cpu"] is not None:
         places.insert(0, f"this CPU ({local.cores()} cores) {_time(seconds['cpu'])}")

@@ -95,18 +95,18 @@ def write_features(
 
 def _arrays(layers: Sequence[LayerFeatures], maps: bool) -> dict[str, np.ndarray]:
     """The arrays of a file by name, see `write_features`."""
-    found = {}
+    arrays = {}
     for layer in layers:
         name = layer.name.replace("/", ".")
         if layer.has_class_token:
-            found[f"{name}.class_token"] = layer.class_token
+            arrays[f"{name}.class_token"] = layer.class_token
         if layer.grid is None:
-            found[f"{name}.tokens"] = layer.tokens
+            arrays[f"{name}.tokens"] = layer.tokens
         elif maps:
-            found[f"{name}.map"] = layer.map
+            arrays[f"{name}.map"] = layer.map
         else:
-            found[f"{name}.patches"] = layer.patches
-    return found
+            arrays[f"{name}.patches"] = layer.patches
+    return arrays
 
 
 class _Npz:
@@ -145,8 +145,8 @@ class _Npz:
                     file.seek(0)
                     shutil.copyfileobj(file, entry, _BLOCK)
             with _entry(archive, "files", width, (self._count,)) as entry:
-                for one in self._read_names():
-                    entry.write(np.array(one, width).tobytes())
+                for file_name in self._read_names():
+                    entry.write(np.array(file_name, width).tobytes())
 
     def _read_names(self) -> Iterator[str]:
         self._names.seek(0)

@@ -70,9 +70,9 @@ def compile_features(run: TrainedModel, wanted: Wanted = _POOLED) -> Compiled:
     layers = layer_features.check_layers(run.model_config, wanted.layers) if wanted.layers else ()
     features = make_features(definition, run.model_config, data, layers, norm=wanted.norm)
     image = jax.ShapeDtypeStruct((1, *crops.shape(data)), np.uint8)
-    found = jax.eval_shape(features, weights, image)[1]
+    layer_shapes = jax.eval_shape(features, weights, image)[1]
     if wanted.maps or wanted.stride:
-        grids = [layer.known_grid() for layer in found]
+        grids = [layer.known_grid() for layer in layer_shapes]
     if wanted.stride:
         if wanted.image_size is None:
             raise ConfigError(
@@ -96,17 +96,17 @@ def compute_features(
     """
     weights, size = registry.split(run.model)[1], 0
     under_way = collections.deque()
-    for several in read_ahead(files, compiled.data, batch_size):
-        size = size or len(several)
-        images, there = padded(several, size, compiled.data)
-        names = [file.name for file, image in several if not isinstance(image, BadImage)]
-        bad = [image for _, image in several if isinstance(image, BadImage)]
-        under_way.append((names, there, bad, compiled.function(weights, images)))
+    for decoded in read_ahead(files, compiled.data, batch_size):
+        size = size or len(decoded)
+        images, real = padded(decoded, size, compiled.data)
+        names = [file.name for file, image in decoded if not isinstance(image, BadImage)]
+        bad = [image for _, image in decoded if isinstance(image, BadImage)]
+        under_way.append((names, real, bad, compiled.function(weights, images)))
         if len(under_way) > 1:
             yield _on_host(*under_way.popleft())
     while under_way:
         yield _on_host(*under_way.popleft())
 
 
-def _on_host(names: list[str], there: np.ndarray, bad: list[BadImage], arrays) -> tuple:
-    return names, jax.tree.map(lambda x: x[there], jax.device_get(arrays)), bad
+def _on_host(names: list[str], real: np.ndarray, bad: list[BadImage], arrays) -> tuple:
+    return names, jax.tree.map(lambda x: x[real], jax.device_get(arrays)), bad

@@ -88,10 +88,10 @@ def named_images(images: ImageLike | Iterable[ImageLike]) -> tuple[list[Named], 
 
 def some_images(images: ImageLike | Iterable[ImageLike]) -> list[Named]:
     """`named_images` where there must be one at least, since results are stacked."""
-    found, _ = named_images(images)
-    if not found:
+    named, _ = named_images(images)
+    if not named:
         raise ConfigError("images is empty: pass one image or several")
-    return found
+    return named
 
 
 def _named_image(image: ImageLike, name: str) -> Named:
@@ -163,8 +163,8 @@ def read_ahead(
         try:
             remaining = iter(files)
             with concurrent.futures.ThreadPoolExecutor(local.own_cores()) as pool:
-                while several := list(itertools.islice(remaining, batch_size)):
-                    put(list(pool.map(decode, several)))
+                while files_of_batch := list(itertools.islice(remaining, batch_size)):
+                    put(list(pool.map(decode, files_of_batch)))
                     if closed.is_set():
                         return
             put(None)
@@ -212,12 +212,12 @@ def _matched(source: str) -> list[str]:
     """The files and folders that a pattern finds; what is none stays as it is."""
     if not glob.has_magic(source) or places.exists(source):
         return [source]
-    found = sorted(places.matching(source), key=natural)
-    if not found:
+    paths = sorted(places.matching(source), key=natural)
+    if not paths:
         raise ConfigError(
             f"{source} matches no file; a pattern is written in quotes, e.g. 'photos/*.jpg'"
         )
-    return found
+    return paths
 
 
 def _below(folder: str) -> Iterator[str]:

@@ -154,10 +154,10 @@ def segment(
 
     rows, remaining = None, iter(files)
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        while several := list(itertools.islice(remaining, batch_size)):
-            found = list(pool.map(read, several))
-            seen = [None if isinstance(x, BadImage) else segmenter.cut(x) for _, x in found]
-            pixels = [one for cut in seen if cut for one in cut.pixels]
+        while files_of_batch := list(itertools.islice(remaining, batch_size)):
+            decoded = list(pool.map(read, files_of_batch))
+            seen = [None if isinstance(x, BadImage) else segmenter.cut(x) for _, x in decoded]
+            pixels = [window for cut in seen if cut for window in cut.pixels]
             rows = rows or min(batch_size, max(len(pixels), 1))  # one shape, one compilation
             answers = collections.deque()
             for first in range(0, len(pixels), rows):
@@ -166,7 +166,7 @@ def segment(
                 batch[: len(part)] = part
                 given = jax.device_get(segmenter.answers(*weights, batch))
                 answers.extend(list(zip(*given, strict=True))[: len(part)])
-            for (file, image), cut in zip(found, seen, strict=True):
+            for (file, image), cut in zip(decoded, seen, strict=True):
                 if cut is None:
                     yield image
                     continue

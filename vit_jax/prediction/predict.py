@@ -82,9 +82,9 @@ def predict(
     rows = len(first[0]) if first else 0
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for several in itertools.chain(first, read):
-            held.append(several)
-            yield padded(several, rows, data)
+        for images in itertools.chain(first, read):
+            held.append(images)
+            yield padded(images, rows, data)
 
     topk = min(topk, len(run.classes))
     if thresholds:
@@ -110,12 +110,12 @@ def predict(
 
 
 def padded(
-    several: Sequence[tuple[Named, np.ndarray | BadImage]], rows: int, data: Data
+    images: Sequence[tuple[Named, np.ndarray | BadImage]], rows: int, data: Data
 ) -> tuple[np.ndarray, np.ndarray]:
     """Those that are images as one batch, (rows, H, W, C) uint8, and which of its rows are images. One shape, one
     compilation.
     """
-    good = [image for _, image in several if not isinstance(image, BadImage)]
+    good = [image for _, image in images if not isinstance(image, BadImage)]
     batch = np.zeros((rows, *crops.shape(data)), np.uint8)
     batch[: len(good)] = good or 0
     return batch, np.arange(rows) < len(good)

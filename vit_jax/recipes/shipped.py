@@ -46,12 +46,12 @@ def clone_folder() -> pathlib.Path | None:
 def find_launch() -> None:
     """Makes `import launch` find `launch_folder`, which an installed package has inside."""
     folder = launch_folder()
-    found = importlib.util.spec_from_file_location(
+    module_spec = importlib.util.spec_from_file_location(
         "launch", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    if "launch" not in sys.modules and found is not None and found.loader is not None:
-        sys.modules["launch"] = importlib.util.module_from_spec(found)
-        found.loader.exec_module(sys.modules["launch"])
+    if "launch" not in sys.modules and module_spec is not None and module_spec.loader is not None:
+        sys.modules["launch"] = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(sys.modules["launch"])
 
 
 def copy_notebooks(directory: str) -> list[pathlib.Path]:

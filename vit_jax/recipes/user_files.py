@@ -21,6 +21,9 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 from vit_jax.recipes import shipped
 
+# How recipes of `to_python` register files: `register` up to version 0.2.
+_REGISTER = ("register_file", "register")
+
 
 def load_config(spec: str) -> ConfigDict:
     """The config of a recipe: `NAME`, `FILE`, or either with `:ARGUMENT`, e.g. `vit_i21k:B/16,light2`.
@@ -49,10 +52,10 @@ def load_recipe(spec: str) -> dict[str, ConfigDict]:
 
 def _config(name: str, where: str, module: types.ModuleType, spec: str) -> ConfigDict:
     if not hasattr(module, "get_config"):
-        several = hasattr(module, "get_runs")
+        is_experiment = hasattr(module, "get_runs")
         why = (
             "is an experiment of several runs: vit_jax train"
-            if several
+            if is_experiment
             else "defines no function get_config"
         )
         raise ConfigError(f"{where}: {name} {why}")
@@ -119,7 +122,7 @@ def _checked(config: object, source: str, spec: str) -> ConfigDict:
 
 
 def register(path: str) -> None:
-    """Runs a user's file for what it adds to the package: it calls `objectives.register`, say.
+    """Runs a user's file for what it adds to the package: it calls `register_objective`, say.
 
     Raises:
       ConfigError: there is no such file, or it fails.
@@ -135,13 +138,13 @@ def registered_by(recipe: epath.Path) -> list[str]:
     return [
         call.args[0].value
         for call in calls
-        if getattr(call.func, "id", "") == "register" and isinstance(call.args[0], ast.Constant)
+        if getattr(call.func, "id", "") in _REGISTER and isinstance(call.args[0], ast.Constant)
     ]
 
 
 def outside(definitions: Iterable) -> list[str]:
     """The files outside of the package that define some of these classes or functions."""
-    modules = [sys.modules.get(one.__module__) for one in definitions]
+    modules = [sys.modules.get(definition.__module__) for definition in definitions]
     files = [m.__file__ for m in modules if m and m.__name__.split(".")[0] != "vit_jax"]
     return list(dict.fromkeys(files))
 
@@ -155,9 +158,10 @@ def to_python(config: Config, head: Iterable[str], registered: Iterable[str] = (
       registered: files that it needs, see `register`.
     """
     head = "\n".join(head).replace("\\", "\\\\").replace('"', "'")
-    calls = [f"register({path!r})" for path in registered]
+    calls = [f"register_file({path!r})" for path in registered]
     imports = ["from vit_jax.config import default_config"]
-    imports += ["from vit_jax.recipes.user_files import register"] if calls else []
+    if calls:
+        imports = ["from vit_jax.extend import default_config, register_file"]
     settings = []
     for name, field in schema.walk(type(config)):
         value = operator.attrgetter(name)(config)

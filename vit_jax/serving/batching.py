@@ -53,7 +53,7 @@ class Batcher:
             while True:
                 await self._arrived.wait()
                 await self._linger()
-                wanted = [one for one in self._waiting if not one[1].done()]
+                wanted = [request for request in self._waiting if not request[1].done()]
                 size = max((size for size in self._sizes if size <= len(wanted)), default=0)
                 self._waiting = collections.deque(wanted[size:])
                 if not self._waiting:

@@ -50,8 +50,8 @@ class MapNetwork:
 
     def classify(self, windows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
         """What the model answers to windows (H, W, C) uint8, as many as one of `sizes`."""
-        found = self._programs[len(windows)](*self._weights, np.stack(windows))
-        return list(zip(*jax.device_get(found), strict=True))
+        answers = self._programs[len(windows)](*self._weights, np.stack(windows))
+        return list(zip(*jax.device_get(answers), strict=True))
 
     def replace(self, run: TrainedModel) -> None:
         """Takes the weights of another checkpoint of the same model; batches under way end with the earlier ones."""

@@ -79,8 +79,8 @@ class Network:
         """The program for `look`, or `None`."""
         config = observe.for_inspection(run.model_config)
         observed = observe.make_look(registry.abstract(config)[0], config, self.data)
-        found = jax.eval_shape(observed, self._weights, _images(1, self.data))["found"]
-        if "attention.rollout" not in found:
+        shapes = jax.eval_shape(observed, self._weights, _images(1, self.data))["found"]
+        if "attention.rollout" not in shapes:
             return None
 
         def rollout(weights: registry.Weights, images: jax.Array) -> jax.Array:

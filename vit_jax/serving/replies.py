@@ -69,7 +69,7 @@ class ClassReplies:
         async def reply(image: np.ndarray) -> Reply:
             probabilities = await self._batcher.answer(image)
             best = np.argsort(-probabilities, kind="stable")[: int(topk)]
-            found: dict[str, Any] = {
+            answer: dict[str, Any] = {
                 "predictions": [
                     {"class": self._network.classes[c], "probability": float(probabilities[c])}
                     for c in best
@@ -77,8 +77,8 @@ class ClassReplies:
             }
             if attention:
                 look = await self._batcher.alone(self._network.look, image)
-                found["attention"] = _url(Image.fromarray(look))
-            return found
+                answer["attention"] = _url(Image.fromarray(look))
+            return answer
 
         return reply
 
@@ -105,17 +105,17 @@ class MapReplies:
         _check_names(query, "overlay")
         overlay = _switch(query, "overlay")
 
-        def describe(found: Segmented) -> Reply:
-            height, width = found.labels.shape
-            shares = [self._class(name, share) for name, share in found.shares().items()]
+        def describe(segmented: Segmented) -> Reply:
+            height, width = segmented.labels.shape
+            shares = [self._class(name, share) for name, share in segmented.shares().items()]
             reply: dict[str, Any] = {"width": width, "height": height, "classes": shares}
-            if found.segments is not None:
+            if segmented.segments is not None:
                 reply["segments"] = [
-                    {"id": info["id"], "class": found.classes[info["category_id"] - 1], "box": info["bbox"],
-                     "share": info["area"] / found.labels.size}
-                    for info in segments.colored(found.segments)[1]
+                    {"id": info["id"], "class": segmented.classes[info["category_id"] - 1], "box": info["bbox"],
+                     "share": info["area"] / segmented.labels.size}
+                    for info in segments.colored(segmented.segments)[1]
                 ]  # fmt: skip
-            return reply | ({"overlay": _url(found.layer())} if overlay else {})
+            return reply | ({"overlay": _url(segmented.layer())} if overlay else {})
 
         return self._reply(describe)
 
@@ -126,10 +126,10 @@ class MapReplies:
         if panoptic and not self._network.finds_things:
             raise Refusal(400, "this model finds no single things: set panoptic=0")
 
-        def draw(found: Segmented) -> Reply:
+        def draw(segmented: Segmented) -> Reply:
             if panoptic:
-                return png(Image.fromarray(segments.colored(found.segments)[0]))
-            return png(found.mask())
+                return png(Image.fromarray(segments.colored(segmented.segments)[0]))
+            return png(segmented.mask())
 
         return self._reply(draw)
 

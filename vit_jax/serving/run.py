@@ -96,12 +96,12 @@ def _first_signal() -> asyncio.Event:
 
     def arrived() -> None:
         stop.set()
-        for one in signals:
-            loop.remove_signal_handler(one)
-            signal.signal(one, signal.SIG_DFL)
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
 
-    for one in signals:
-        loop.add_signal_handler(one, arrived)
+    for number in signals:
+        loop.add_signal_handler(number, arrived)
     return stop
 
 

@@ -64,18 +64,18 @@ class Group:
         run has a target.
         """
         values, states = self.values(), [run.state for run in self.runs]
-        found = dict.fromkeys(("mean", "low", "high", "std"))
+        statistics = dict.fromkeys(("mean", "low", "high", "std"))
         if any((run.config or {}).get("eval.target") is not None for run in self.runs):
-            found["steps_to_target"] = self.steps_to_target().tolist()
+            statistics["steps_to_target"] = self.steps_to_target().tolist()
         if len(values):
-            found |= {
+            statistics |= {
                 "mean": math.fsum(values) / len(values),
                 "low": float(values.min()),
                 "high": float(values.max()),
             }
         if len(values) > 1:
-            found["std"] = float(np.std(values, ddof=1))
-        return found | {
+            statistics["std"] = float(np.std(values, ddof=1))
+        return statistics | {
             "n": len(values),
             "states": {s: states.count(s) for s in sorted(set(states))},
         }
@@ -170,8 +170,8 @@ def _follows(first: tuple, second: tuple) -> bool:
 def _notes(runs: Sequence[Run], known: Sequence[Run], metric: str) -> list[str]:
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     for name in _OF_DATA:
-        found = [run.config.get(name) for run in known]
-        values = dict.fromkeys(value_text(v) if images_of(v) else _key(v) for v in found)
+        of_runs = [run.config.get(name) for run in known]
+        values = dict.fromkeys(value_text(v) if images_of(v) else _key(v) for v in of_runs)
         if len(values) > 1:
             notes.append(
                 f"These runs are of different data: config.{name} is {', '.join(values)}. Their metrics "
@@ -264,12 +264,12 @@ def value_text(value: object) -> str:
 
 def target(comparison: Comparison) -> str:
     """What runs were to reach: 'accuracy 42.00 %'; '' if none did, 'their targets' if these differ."""
-    found = {
+    targets = {
         (run.reached["metric"], run.reached["target"]) for run in comparison.runs if run.reached
     }
-    if len(found) > 1:
+    if len(targets) > 1:
         return "their targets"
-    return "".join(f"{metric} {metric_value(metric, value)}" for metric, value in found)
+    return "".join(f"{metric} {metric_value(metric, value)}" for metric, value in targets)
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
@@ -281,20 +281,20 @@ def rows(comparison: Comparison) -> list[list[str]]:
     head += ["runs", metric.replace("_", " ") or "metric", "range", "std", "step"]
     table = [[*head, "training loss", "loss", "images/s", "goodput", "exaFLOPs", "state"]]
     for group in comparison.groups:
-        found = group.summary()
+        statistics = group.summary()
         fields = [
             value_text(group.setting[name]) for name in comparison.varied if name in group.setting
         ]
         if not comparison.varied or "run" in group.setting:
             fields = [group.label] + [""] * (len(comparison.varied) - 1)
-        mean, low, high, std = (found[key] for key in ("mean", "low", "high", "std"))
+        mean, low, high, std = (statistics[key] for key in ("mean", "low", "high", "std"))
         table.append([
             *fields,
             *([_steps(group)] if reached else []),
             str(len(group.runs)),
             "-" if mean is None else metric_value(metric, mean),
             f"{metric_value(metric, low).removesuffix(' %')} … {metric_value(metric, high)}"
-            if found["n"] > 1
+            if statistics["n"] > 1
             else "-",
             "-" if std is None else metric_value(metric, std),
             _mean([run.step for run in group.runs], "{:,.0f}"),
@@ -303,7 +303,7 @@ def rows(comparison: Comparison) -> list[list[str]]:
             _mean([run.median("images_per_second") for run in group.runs], "{:,.0f}"),
             _mean([run.last("goodput") for run in group.runs], "{:.0%}"),
             _mean([run.exaflops for run in group.runs], "{:.3g}"),
-            ", ".join(f"{count} {state}" for state, count in found["states"].items()),
+            ", ".join(f"{count} {state}" for state, count in statistics["states"].items()),
         ])  # fmt: skip
     if not comparison.varied:
         table[0].insert(0, "run")

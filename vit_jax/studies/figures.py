@@ -37,7 +37,7 @@ def steps_to_target(comparison: Comparison) -> Image.Image | None:
 
 
 def _dots(values: Sequence[tuple[str, np.ndarray]], title: str, words: str) -> Image.Image | None:
-    values = [(name, found) for name, found in values if len(found)]
+    values = [(name, numbers) for name, numbers in values if len(numbers)]
     if not values:
         return None
     names = [name for name, _ in values]
@@ -45,11 +45,11 @@ def _dots(values: Sequence[tuple[str, np.ndarray]], title: str, words: str) -> I
         f"{title}: a dot for each run, their range, and their mean",
         x=words, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
     )  # fmt: skip
-    for row, (_, found) in enumerate(values):
-        plot.line([found.min(), found.max()], [row, row], style.GREY, width=3)
-        plot.dots(found, [row] * len(found), style.COLOURS[0], "run")
-        if len(found) > 1:
-            plot.dots([found.mean()], [row], style.COLOURS[1], "mean", radius=5)
+    for row, (_, numbers) in enumerate(values):
+        plot.line([numbers.min(), numbers.max()], [row, row], style.GREY, width=3)
+        plot.dots(numbers, [row] * len(numbers), style.COLOURS[0], "run")
+        if len(numbers) > 1:
+            plot.dots([numbers.mean()], [row], style.COLOURS[1], "mean", radius=5)
     return plot.image()
 
 
@@ -57,7 +57,7 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
     """For each varied field of numbers: the metric over it, a curve for each setting of the others. No curve
     where other fields change with it: dots alone, and the axis names them.
     """
-    found, (words, scale) = {}, metric_in_words(comparison.metric)
+    plots, (words, scale) = {}, metric_in_words(comparison.metric)
     for name in comparison.varied:
         groups = [g for g in comparison.groups if name in g.setting and len(g.values())]
         numbers = [as_number(name, group.setting[name]) for group in groups]
@@ -71,25 +71,25 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
         if len(lines) > _MOST:
             continue
         logarithmic = min(numbers) > 0 and max(numbers) / min(numbers) >= 10
-        beside = [in_words(other) for other in comparison.together.get(name, ())]
-        field = axis + (f", and with it {', '.join(beside)}" if beside else "")
-        what = "a dot for each run" if beside else "mean and range over seeds"
+        varied_too = [in_words(other) for other in comparison.together.get(name, ())]
+        field = axis + (f", and with it {', '.join(varied_too)}" if varied_too else "")
+        what = "a dot for each run" if varied_too else "mean and range over seeds"
         plot = Plot(
             f"{_title(words)} over {axis.partition(' [')[0]}: {what}",
             x=field, y=words, logarithmic=logarithmic,
         )  # fmt: skip
         for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):
             xs = [number for number, _ in line]
-            if not beside:
+            if not varied_too:
                 spread = [group.summary() for _, group in line]
                 low, mean, high = ([scale * s[k] for s in spread] for k in ("low", "mean", "high"))
                 plot.band(xs, low, high, colour)
                 plot.line(xs, mean, colour, label)
             for number, group in line:
                 values = scale * group.values()
-                plot.dots([number] * len(values), values, colour, label if beside else "")
-        found[name] = plot.image()
-    return found
+                plot.dots([number] * len(values), values, colour, label if varied_too else "")
+        plots[name] = plot.image()
+    return plots
 
 
 def curves(
@@ -99,17 +99,17 @@ def curves(
     unit: str,
     scale: float = 1.0,
     *,
-    beside: bool = False,
+    followed: bool = False,
 ) -> Image.Image | None:
     """A metric, times `scale`, over the steps: of each setting the mean of its runs and their range, as far as all of
     them have come; of more settings than there are colours, every run alone.
 
     Args:
-      beside: whether it is one of `Run.beside`.
+      followed: whether it is one of `Run.followed`.
     """
 
     def all_of(run: Run) -> dict:
-        return run.beside if beside else run.curves
+        return run.followed if followed else run.curves
 
     if all(len(all_of(run)[name][0]) < 2 for run in comparison.runs if name in all_of(run)):
         return None  # points alone are no curves; the table has them
@@ -155,7 +155,12 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
         return None
     words, scale = metric_in_words(comparison.metric)
     prefix, power = next(
-        (one for one in _PREFIXES if max(amounts) >= 10.0 ** (one[1] - 18)), _PREFIXES[-1]
+        (
+            prefix_and_power
+            for prefix_and_power in _PREFIXES
+            if max(amounts) >= 10.0 ** (prefix_and_power[1] - 18)
+        ),
+        _PREFIXES[-1],
     )
     many = len(points) > _MOST
     plot = Plot(
@@ -184,7 +189,10 @@ def by_dimension(comparison: Comparison) -> Image.Image | None:
     if len(groups) < 3 or len(sizes) < 2 or sizes != comparison.varied:
         return None
     values = {n: [g.setting[n] for g in groups] for n in sizes}
-    usual = {name: max(found, key=found.count) for name, found in values.items()}
+    usual = {
+        name: max(sizes_of_groups, key=sizes_of_groups.count)
+        for name, sizes_of_groups in values.items()
+    }
     centre = next((g for g in groups if g.setting == usual), None)
     lines: dict[str, list[Group]] = {}
     for group in groups if centre else ():

@@ -51,7 +51,7 @@ def sentence(result: dict) -> str:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """Each run beside its curve at its last evaluation; [] where no run has one."""
-    found = []
+    table = []
     for run in comparison.runs:
         metric = _metric(run)
         if not metric:
@@ -60,11 +60,11 @@ def rows(comparison: Comparison) -> list[list[str]]:
         values = {name: _at(run, name, step) for name in (f"eval/{metric}", _PREFIX + metric)}
         value, curve = values.values()
         difference = (value - curve) * compare.metric_in_words(metric)[1]
-        found.append([
+        table.append([
             run.name, run.config["reference.curve"], f"{_epochs(run, [step])[0]:.4g}",
             compare.metric_value(metric, value), compare.metric_value(metric, curve), f"{difference:+.2f}",
         ])  # fmt: skip
-    return found and [["run", "curve", "epoch", "run's", "curve's", "difference"], *found]
+    return table and [["run", "curve", "epoch", "run's", "curve's", "difference"], *table]
 
 
 def pictures(comparison: Comparison) -> dict[str, Image.Image]:
@@ -99,7 +99,7 @@ def _curve(name: str, run: Run, metric: str) -> tuple[np.ndarray, ...]:
         steps, mean = run.curves[_PREFIX + metric]
         ends = (run.curves[f"{_PREFIX}{metric}_{end}"][1] for end in ("low", "high"))
         return np.asarray(_epochs(run, steps)), mean, *ends
-    epochs = np.unique([point[0] for one in curve.runs for point in one])
+    epochs = np.unique([point[0] for points in curve.runs for point in points])
     bands = [curve.at(epoch) for epoch in epochs]
     return epochs, *(
         np.array([getattr(band, end) for band in bands]) for end in ("mean", "low", "high")
@@ -109,8 +109,8 @@ def _curve(name: str, run: Run, metric: str) -> tuple[np.ndarray, ...]:
 def _metric(run: Run) -> str:
     """The metric of a run that is compared with a curve; '' for none."""
     names = (name for name in run.curves if name.startswith(_PREFIX) and name.endswith("_low"))
-    found = next(names, "").removeprefix(_PREFIX).removesuffix("_low")
-    return found if run.config and run.config.get("reference.curve") else ""
+    metric = next(names, "").removeprefix(_PREFIX).removesuffix("_low")
+    return metric if run.config and run.config.get("reference.curve") else ""
 
 
 def _epochs(run: Run, steps: Sequence[float]) -> np.ndarray:

@@ -26,8 +26,8 @@ _CURVES = {
 }
 
 
-_BESIDE_HEAD = "Evaluated beside the runs"
-_BESIDE = ("run", "evaluation", "step", "value", "best", "best_step")
+_FOLLOWED_HEAD = "Evaluated beside the runs"
+_FOLLOWED_FIELDS = ("run", "evaluation", "step", "value", "best", "best_step")
 
 
 def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
@@ -62,8 +62,8 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
         ],
         "notes": comparison.notes,
     }
-    if beside := _beside(comparison):
-        result["beside"] = [dict(zip(_BESIDE, row, strict=True)) for row in beside]
+    if followed := _followed(comparison):
+        result["beside"] = [dict(zip(_FOLLOWED_FIELDS, row, strict=True)) for row in followed]
     places.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
     places.write_whole(out / "report.md", _markdown(comparison, pictures))
     places.write_whole(out / "report.html", _page(comparison, pictures).html())
@@ -73,27 +73,27 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
 def text(result: dict) -> str:
     """`report`'s result for a person."""
     lines = [f"note: {note}" for note in result["notes"]]
-    for one in result["settings"]:
-        setting = ", ".join(f"{name}={compare.value_text(v)}" for name, v in one["setting"].items())
+    for row in result["settings"]:
+        setting = ", ".join(f"{name}={compare.value_text(v)}" for name, v in row["setting"].items())
         metric, of = result["metric"], functools.partial(compare.metric_value, result["metric"])
-        mean = "not evaluated" if one["mean"] is None else f"{metric} {of(one['mean'])}"
-        low = "" if one["low"] is None else of(one["low"]).removesuffix(" %")
-        spread = f" ({low} … {of(one['high'])})" if one["n"] > 1 else ""
-        states = ", ".join(f"{count} {state}" for state, count in one["states"].items())
+        mean = "not evaluated" if row["mean"] is None else f"{metric} {of(row['mean'])}"
+        low = "" if row["low"] is None else of(row["low"]).removesuffix(" %")
+        spread = f" ({low} … {of(row['high'])})" if row["n"] > 1 else ""
+        states = ", ".join(f"{count} {state}" for state, count in row["states"].items())
         lines.append(f"{setting or 'all'}: {mean}{spread}, {states}")
     return "\n".join([*lines, "", f"report: {result['report']}"])
 
 
 def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     """By the name of the file: a heading, and the picture."""
-    found = {
+    pictures = {
         "steps_to_target": ("Steps to the target", figures.steps_to_target(comparison)),
         "by_setting": ("By setting", figures.by_setting(comparison)),
     }
     for name, image in figures.over_field(comparison).items():
-        found[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
-    found["over_compute"] = ("Over compute", figures.over_compute(comparison))
-    found["by_dimension"] = ("By what is scaled", figures.by_dimension(comparison))
+        pictures[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
+    pictures["over_compute"] = ("Over compute", figures.over_compute(comparison))
+    pictures["by_dimension"] = ("By what is scaled", figures.by_dimension(comparison))
     names = dict.fromkeys(name for run in comparison.runs for name in run.curves)
     judged = (f"eval/{comparison.metric}", compare.loss_of_evaluations(names))
     curves = {
@@ -107,14 +107,17 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     for name, (title, unit) in curves.items():
         scale = compare.metric_in_words(name)[1]
         image = figures.curves(comparison, name, title, unit, scale)
-        found[f"curve_{name.replace('/', '_')}"] = (title, image)
+        pictures[f"curve_{name.replace('/', '_')}"] = (title, image)
     for number, (name, image) in enumerate(references.pictures(comparison).items()):
-        found[f"reference_{number}"] = (f"Beside the reference curve {name}", image)
-    for name in dict.fromkeys(row[1] for row in _beside(comparison)):
+        pictures[f"reference_{number}"] = (f"Beside the reference curve {name}", image)
+    for name in dict.fromkeys(row[1] for row in _followed(comparison)):
         words, scale = compare.metric_in_words(name.partition(": ")[2])
-        image = figures.curves(comparison, name, name, words, scale, beside=True)
-        found[f"beside_{re.sub(r'[^a-zA-Z0-9]+', '_', name)}"] = (f"Beside the run, {name}", image)
-    return {name: (head, image) for name, (head, image) in found.items() if image is not None}
+        image = figures.curves(comparison, name, name, words, scale, followed=True)
+        pictures[f"beside_{re.sub(r'[^a-zA-Z0-9]+', '_', name)}"] = (
+            f"Beside the run, {name}",
+            image,
+        )
+    return {name: (head, image) for name, (head, image) in pictures.items() if image is not None}
 
 
 def _summary(comparison: Comparison) -> list[str]:
@@ -175,7 +178,7 @@ def _markdown(comparison: Comparison, pictures: dict) -> str:
 
 def _further_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
     tables = {
-        _BESIDE_HEAD: _beside_table(comparison),
+        _FOLLOWED_HEAD: _followed_table(comparison),
         "Beside reference curves": references.rows(comparison),
     }
     return {head: table for head, table in tables.items() if table}
@@ -193,18 +196,18 @@ def _runs(comparison: Comparison) -> list[list[str]]:
     return table
 
 
-def _beside(comparison: Comparison) -> list[tuple]:
-    """Of each run, what `evaluate --follow` found, in the order of `_BESIDE`: the first metric of each data
+def _followed(comparison: Comparison) -> list[tuple]:
+    """Of each run, what `evaluate --follow` found, in the order of `_FOLLOWED_FIELDS`: the first metric of each data
     set, at the last step and at its best.
     """
     rows = []
     for run in comparison.runs:
         first: dict[str, str] = {}
-        for name in run.beside:
+        for name in run.followed:
             series, _, metric = name.partition(": ")
             first.setdefault(f"{series}: {metric.rpartition('/')[0]}", name)
         for name in first.values():
-            steps, values = run.beside[name]
+            steps, values = run.followed[name]
             if not np.isfinite(values).any():
                 continue
             sign = best_metric("", {name.partition(": ")[2]: 0.0})[1]
@@ -222,8 +225,8 @@ def _beside(comparison: Comparison) -> list[tuple]:
     return rows
 
 
-def _beside_table(comparison: Comparison) -> list[list[str]]:
-    rows = _beside(comparison)
+def _followed_table(comparison: Comparison) -> list[list[str]]:
+    rows = _followed(comparison)
     if not rows:
         return []
     texts = []

@@ -24,7 +24,7 @@ METRICS, RECIPE, RESULT, GOODPUT = "metrics.jsonl", "config.py", "result.json", 
 _LINES = 2_000
 _BELOW_A_RUN = {"checkpoints", "tensorboard", "profile", "evaluations", "logs", "compiled"}
 # What `evaluate --follow` leaves beside a run.
-_BESIDE = "evaluations/*.jsonl"
+_FOLLOWED_FILES = "evaluations/*.jsonl"
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ class Run:
       shares: what its time went into, by `clock.KINDS`.
       notes: what is wrong with it, in sentences.
       reached: the evaluation that reached `eval.target`, see `goals.Goals`; `None` if none did.
-      beside: what `evaluate --follow` found, curves by 'NAME: METRIC'.
+      followed: what `evaluate --follow` found, curves by 'NAME: METRIC'.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Run:
     shares: dict[str, float]
     notes: list[str]
     reached: dict | None = None
-    beside: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
+    followed: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def last(self, name: str) -> float:
         """The end of a curve; not a number without one."""
@@ -81,7 +81,7 @@ def find_runs(folders: Sequence[epath.PathLike]) -> list[Run]:
     Raises:
       ConfigError: there is no such folder, or no run below it.
     """
-    found: list[epath.Path] = []
+    paths: list[epath.Path] = []
     for folder in folders:
         folder = places.locate(folder, "DIR")
         if not folder.is_dir():
@@ -92,9 +92,9 @@ def find_runs(folders: Sequence[epath.PathLike]) -> list[Run]:
                 f"{folder} holds no run: none of its folders has {METRICS} or {RECIPE}. Give a run's "
                 "workdir, a sweep's, or a folder of several"
             )
-        found += [path for path in below if path not in found]
-    names = _names(found)
-    return [read_run(path, name) for path, name in zip(found, names, strict=True)]
+        paths += [path for path in below if path not in paths]
+    names = _names(paths)
+    return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
 
 def read_run(folder: epath.Path, name: str) -> Run:
@@ -120,21 +120,21 @@ def read_run(folder: epath.Path, name: str) -> Run:
     seconds = goodput.get("seconds", {})
     total = sum(seconds.values())
     shares = {kind: spent / total for kind, spent in seconds.items()} if total else {}
-    beside = _beside(folder, notes)
+    followed = _followed(folder, notes)
     reached = (result or {}).get("reached")
-    return Run(name, config, curves, state, metric, value, step, shares, notes, reached, beside)
+    return Run(name, config, curves, state, metric, value, step, shares, notes, reached, followed)
 
 
-def _beside(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    found = {}
-    for path in sorted(folder.glob(_BESIDE)):
+def _followed(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    by_name = {}
+    for path in sorted(folder.glob(_FOLLOWED_FILES)):
         curves, broken = _curves(path)
         if broken:
             notes.append(f"{broken} lines of {path.name} cannot be read and are skipped.")
         for metric, curve in curves.items():
             if metric.startswith("eval/"):
-                found[f"{path.stem}: {metric.removeprefix('eval/')}"] = curve
-    return found
+                by_name[f"{path.stem}: {metric.removeprefix('eval/')}"] = curve
+    return by_name
 
 
 def is_run(folder: epath.Path) -> bool:
@@ -150,9 +150,9 @@ def _workdirs(folder: epath.Path) -> Iterator[epath.Path]:
             yield from _workdirs(below)
 
 
-def _names(found: Sequence[epath.Path]) -> list[str]:
+def _names(paths: Sequence[epath.Path]) -> list[str]:
     """What tells the folders apart, or the last part of one alone."""
-    parts = [os.fspath(path).split("/") for path in found]
+    parts = [os.fspath(path).split("/") for path in paths]
     shared = len(os.path.commonprefix(parts)) if len(parts) > 1 else -1
     return ["/".join(names[shared:]) or names[-1] for names in parts]
 
@@ -181,13 +181,13 @@ def _config(folder: epath.Path, notes: list[str]) -> dict | None:
 
 def flat(tree: Mapping, prefix: str = "") -> dict:
     """Nested dicts by dotted name."""
-    found = {}
+    leaves = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            leaves |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            leaves[prefix + name] = value
+    return leaves
 
 
 def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
@@ -207,7 +207,7 @@ def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
         for number, line in enumerate(lines)
         if number % every == 0 or number == len(lines) - 1 or b'"eval/' in line
     )
-    found: dict[str, dict[int, float]] = {}
+    points_by_name: dict[str, dict[int, float]] = {}
     broken = 0
     for line in chosen:
         try:
@@ -218,9 +218,9 @@ def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
             continue
         for name, value in scalars.items():
             if value is None or isinstance(value, int | float):
-                found.setdefault(name, {})[step] = math.nan if value is None else value
+                points_by_name.setdefault(name, {})[step] = math.nan if value is None else value
     curves = {}
-    for name, points in found.items():
+    for name, points in points_by_name.items():
         steps = np.array(sorted(points))
         curves[name] = steps, np.array([points[step] for step in steps], np.float64)
     return curves, broken

@@ -29,8 +29,8 @@ def rank(folders: Sequence[epath.PathLike]) -> dict:
     Raises:
       ConfigError: no run has a target; see also `runs.find_runs`.
     """
-    found, notes, groups = runs.find_runs(folders), [], {}
-    aimed = [run for run in found if run.reached or (run.config or {}).get("eval.target")]
+    all_runs, notes, groups = runs.find_runs(folders), [], {}
+    aimed = [run for run in all_runs if run.reached or (run.config or {}).get("eval.target")]
     if not aimed:
         raise ConfigError(
             "none of these runs has a target: train with --config.eval.target=0.6 --config.eval.every='1 epochs'"
@@ -43,19 +43,21 @@ def rank(folders: Sequence[epath.PathLike]) -> dict:
             key = (_compared(reached["command"]), reached["commit"], reached["hardware"])
             groups.setdefault((*key, reached["metric"], reached["target"]), []).append(run)
     entries = [_entry(*key, group) for key, group in groups.items()]
-    return {"entries": sorted(entries, key=lambda one: -one["seconds"]), "notes": notes}
+    return {"entries": sorted(entries, key=lambda entry: -entry["seconds"]), "notes": notes}
 
 
 def text(result: dict) -> str:
     """`rank`'s result as Markdown."""
     table = [_HEAD]
-    for one in result["entries"]:
-        target, value = (compare.metric_value(one["metric"], one[n]) for n in ("target", "value"))
-        span = f"{one['low']:.1f} … {one['high']:.1f}"
-        seeds = ", ".join(map(str, one["seeds"]))
-        where = [one["hardware"], one["commit"], f"`{one['command']}`"]
+    for entry in result["entries"]:
+        target, value = (
+            compare.metric_value(entry["metric"], entry[n]) for n in ("target", "value")
+        )
+        span = f"{entry['low']:.1f} … {entry['high']:.1f}"
+        seeds = ", ".join(map(str, entry["seeds"]))
+        where = [entry["hardware"], entry["commit"], f"`{entry['command']}`"]
         table.append(
-            [f"{one['seconds']:.1f}", span, seeds, f"{one['metric']} {target}", value, *where]
+            [f"{entry['seconds']:.1f}", span, seeds, f"{entry['metric']} {target}", value, *where]
         )
     return "\n".join([markdown(table), *(f"note: {note}" for note in result["notes"])])
 

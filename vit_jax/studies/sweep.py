@@ -86,12 +86,12 @@ def sweep(
             logging.warning("%s: %s", name, error)
             result = {}
         tried.append((setting, result))
-    survived = [one for one in tried if one[1]]
+    survived = [trial for trial in tried if trial[1]]
     if not survived:
         raise NonFiniteError(f"the loss of every setting in {workdir}/select ceased to be finite")
     best, sign = best_metric(config.eval.best, survived[0][1])
     metrics = list(dict.fromkeys((best, *(["loss"] if "loss" in survived[0][1] else []))))
-    chosen = min(survived, key=lambda one: (-sign * one[1][best], one[1].get("loss", 0.0)))[0]
+    chosen = min(survived, key=lambda trial: (-sign * trial[1][best], trial[1].get("loss", 0.0)))[0]
     final = []
     for number, seed in enumerate(range(config.seed, config.seed + seeds), start=1):
         logging.info(
@@ -104,7 +104,7 @@ def sweep(
         "train": part, "select": select, "all": whole, "metrics": metrics,
         "settings": [{"setting": s} | {name: r.get(name) for name in metrics} for s, r in tried],
         "chosen": chosen, "seeds": final,
-        **{name: _spread([one[name] for one in final]) for name in metrics},
+        **{name: _spread([trial[name] for trial in final]) for name in metrics},
     }  # fmt: skip
     if jax.process_index() == 0:
         places.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
@@ -149,15 +149,15 @@ def text(summary: dict) -> str:
     metrics = summary["metrics"]
     names = " and ".join(metrics)
     rows = [
-        f"  {folder_name(one['setting']):<40} "
-        + ("diverged" if one[metrics[0]] is None else _figures(one, metrics))
-        + ("  chosen" if one["setting"] == summary["chosen"] else "")
-        for one in summary["settings"]
+        f"  {folder_name(row['setting']):<40} "
+        + ("diverged" if row[metrics[0]] is None else _figures(row, metrics))
+        + ("  chosen" if row["setting"] == summary["chosen"] else "")
+        for row in summary["settings"]
     ]
     rows = [f"{names} on {summary['select']}, trained on {summary['train']}:", *rows]
     rows += [f"{names}, trained on {summary['all']}:"]
     rows += [
-        f"  {'seed ' + str(one['seed']):<40} {_figures(one, metrics)}" for one in summary["seeds"]
+        f"  {'seed ' + str(row['seed']):<40} {_figures(row, metrics)}" for row in summary["seeds"]
     ]
     best, n = summary[metrics[0]], len(summary["seeds"])
     spread = "" if best["std"] is None else f" ± {best['std']:.4f}"
@@ -201,20 +201,20 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
       NonFiniteError: that of a run which another starts from or learns from.
     """
     logs.to_stderr_by_default()
-    workdir, found = storage.locate_to_save(workdir, "--workdir"), {}
+    workdir, results = storage.locate_to_save(workdir, "--workdir"), {}
     _check_stages(runs)
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
         earlier = {field: value for field, value in _earlier(config).items() if value in runs}
         config = with_fields(config, {field: str(workdir / run) for field, run in earlier.items()})
         try:
-            found[name] = result_of(config, workdir / name)
+            results[name] = result_of(config, workdir / name)
         except NonFiniteError as error:
             if any(name in _earlier(other).values() for other in runs.values()):
                 raise
             logging.warning("%s: %s", name, error)
-            found[name] = {}
-    return found
+            results[name] = {}
+    return results
 
 
 def _check_stages(runs: Mapping[str, ConfigDict]) -> None:

@@ -47,7 +47,7 @@ def vtab(
     Raises:
       ConfigError: no task's data is there.
     """
-    workdir, found, absent = storage.locate_to_save(workdir, "--workdir"), {}, {}
+    workdir, results, absent = storage.locate_to_save(workdir, "--workdir"), {}, {}
     for number, task in enumerate(VTAB, start=1):
         logging.info("task %d of %d: %s", number, len(VTAB), task)
         place = workdir / task.partition("/")[2]
@@ -60,14 +60,14 @@ def vtab(
             absent[task] = str(error)
             continue
         accuracy, lr = result["accuracy"]["mean"], result["chosen"]["optim.lr"]
-        found[task] = {"accuracy": accuracy, "lr": lr}
-    if not found:
+        results[task] = {"accuracy": accuracy, "lr": lr}
+    if not results:
         raise ConfigError(f"no task of VTAB is there: {next(iter(absent.values()))}")
     summary = {
-        "tasks": found,
+        "tasks": results,
         "absent": absent,
-        "groups": {name: _mean(found, tasks) for name, tasks in GROUPS.items()},
-        "mean": _mean(found, VTAB),
+        "groups": {name: _mean(results, tasks) for name, tasks in GROUPS.items()},
+        "mean": _mean(results, VTAB),
     }
     if jax.process_index() == 0:
         places.write_whole(workdir / "vtab.json", json.dumps(summary, indent=1) + "\n")
@@ -79,19 +79,21 @@ def text(summary: dict) -> str:
     lines = ["| task | accuracy % | rate |", "|---|---|---|"]
     for name, tasks in GROUPS.items():
         for task in tasks:
-            one = summary["tasks"].get(task)
-            figures = f"{100 * one['accuracy']:.1f} | {one['lr']:g}" if one else "absent | "
+            result = summary["tasks"].get(task)
+            figures = (
+                f"{100 * result['accuracy']:.1f} | {result['lr']:g}" if result else "absent | "
+            )
             lines.append(f"| {task.partition('/')[2]} | {figures} |")
         lines.append(f"| **{name}** | {_percent(summary['groups'][name])} | |")
     lines.append(f"| **mean of {len(VTAB)}** | {_percent(summary['mean'])} | |")
     return "\n".join(lines)
 
 
-def _mean(found: dict, tasks: Sequence[str]) -> float | None:
+def _mean(results: dict, tasks: Sequence[str]) -> float | None:
     """VTAB counts all tasks alike; `None` if one is missing."""
-    if not found.keys() >= set(tasks):
+    if not results.keys() >= set(tasks):
         return None
-    return statistics.fmean(found[task]["accuracy"] for task in tasks)
+    return statistics.fmean(results[task]["accuracy"] for task in tasks)
 
 
 def _percent(value: float | None) -> str:

@@ -123,8 +123,8 @@ class Assembly(Outline):
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of the run, on a mesh; where views have several sizes, the largest."""
-        found = self.abstract_batches(mesh)
-        return max(found, key=lambda batch: sum(x.size for x in batch.values()))
+        all_batches = self.abstract_batches(mesh)
+        return max(all_batches, key=lambda batch: sum(x.size for x in batch.values()))
 
     @property
     def tells_classes(self) -> bool:
@@ -196,9 +196,9 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
             raise ConfigError(
                 f"config.{section}.teacher = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
-    if typed.adapt.lora_rank and not typed.init_from:
+    if typed.lora.lora_rank and not typed.init_from:
         raise ConfigError(
-            f"config.adapt.lora_rank is {typed.adapt.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
+            f"config.lora.lora_rank is {typed.lora.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
         )
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _as_begun(data: Data, workdir: epath.PathLike) -> Data:
 
 def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
     """Whether a checkpoint is one of the run in `workdir`."""
-    workdir, path = (os.path.realpath(os.path.expanduser(one)) for one in (workdir, path))
+    workdir, path = (os.path.realpath(os.path.expanduser(folder)) for folder in (workdir, path))
     return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
 
 
@@ -364,10 +364,10 @@ def _check_anchor(networks: Networks, config: Config) -> None:
             f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "
             f"--{anchor.option}="
         )
-    found, model = formats.read_checkpoint(anchor.path).model_config, networks.model_config
+    earlier, model = formats.read_checkpoint(anchor.path).model_config, networks.model_config
     for name in ("width", "depth", "heads", "patch"):
-        if getattr(found, name, None) != getattr(model, name):
+        if getattr(earlier, name, None) != getattr(model, name):
             raise ConfigError(
-                f"{anchor.option} = {anchor.path} is a model of {name} {getattr(found, name, None)}, and the student's "
-                f"is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
+                f"{anchor.option} = {anchor.path} is a model of {name} {getattr(earlier, name, None)}, and the "
+                f"student's is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
             )

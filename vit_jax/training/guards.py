@@ -38,15 +38,15 @@ class NotWritable(UserError):
 
 
 # Fields whose patterns name heads.
+PATTERNS = ("config.init_reset", "config.lora.also", "config.optim.freeze")
 _FEW = 0.05  # of the training images, lost and gained since a run was saved
-PATTERNS = ("config.init_reset", "config.adapt.also", "config.optim.freeze")
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
     """The differences between two descriptions that would change the result, as 'field: old ->
     new'. A few training images that were lost or gained are not among them; see `few_other_images`.
     """
-    classes = [config_class(one["config"]) for one in (saved, description)]
+    classes = [config_class(described["config"]) for described in (saved, description)]
     may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
@@ -54,16 +54,14 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
         compare["config.init_reset"] = _same_without_head
     changed, few = [], bool(few_other_images(saved, description))
     for key in ("config", "classes", *([] if few else ["training_examples"])):
-        old, new = (dict(_flat(_part(one, key), key)) for one in (saved, description))
+        old, new = (dict(_flat(_part(described, key), key)) for described in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
             if name not in may_change and not same(before, now):
                 changed.append(f"{name}: {before!r} -> {now!r}")
-    before, now = (one.get("training_data") for one in (saved, description))
-    same = (
-        few or not before or not now or fingerprint.same(before, now)
-    )  # earlier versions did not look
-    if not same:
+    before, now = (described.get("training_data") for described in (saved, description))
+    known = before and now  # an earlier version did not look
+    if known and not few and not fingerprint.same(before, now):
         changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed
 
@@ -140,7 +138,7 @@ def _flat(tree, prefix: str):
 
 
 def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
-    """Raises `ConfigError` unless batches can be cut evenly over the mesh."""
+    """Raises `ConfigError` unless batches can be split evenly over the mesh."""
     replicas = meshes.batch_shards(mesh)
     part = config.batch_size // config.accumulate
     sizes = {"batch_size / accumulate": part, "eval.batch_size": config.eval.batch_size}

@@ -99,9 +99,9 @@ def teacher_weights(teacher: FixedTeacher, like: Weights) -> Weights:
 
 def anchor_params(assembly: Assembly, anchor: Anchor, like: Weights) -> dict:
     """The parameters of the earlier checkpoint that an objective is anchored to, in the places of `like`."""
-    how = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
+    options = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
     checkpoint = formats.read_checkpoint(anchor.path, hints=vars(assembly.model_config))
-    return loading.fit_weights(checkpoint, like, assembly.model_config, **how).params
+    return loading.fit_weights(checkpoint, like, assembly.model_config, **options).params
 
 
 def _weights(assembly: Assembly, state: TrainState) -> Weights:
@@ -144,14 +144,14 @@ def own_weights(assembly: Assembly, new: Weights) -> Weights:
             reset[name] = "config.init_reset"
     logging.info("config.init_from: %s", _summary(config.objective.name, taken, reset))
     layers = {n: mask for n, mask in layers.items() if n.removeprefix(f"{OWN}/") in taken}
-    found = fitting.take(
+    loaded = fitting.take(
         {OWN: arrays},
         {f"{OWN}/{name}": array for name, array in taken.items()},
         {f"{OWN}/{name}" for name in reset},
         layers,
         is_logged=False,
     )
-    return tensors_by_name.divided(found[OWN], new)
+    return tensors_by_name.divided(loaded[OWN], new)
 
 
 def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -> str:

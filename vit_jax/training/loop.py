@@ -279,13 +279,13 @@ class _Run:
         """
         with self.clock.during("compile"):
             with logs.with_elapsed_time("compiling the training step"):
-                several = self.assembly.abstract_batches(self.mesh)
-                if len(several) == 1:
-                    several = [batch]
+                batches = self.assembly.abstract_batches(self.mesh)
+                if len(batches) == 1:
+                    batches = [batch]
                     if self.snapshots:
                         self.snapshots.compile(self.state, batch)
-                self.train_step.compile(self.state, several)
-                self.checks.compile(self.state, several)
+                self.train_step.compile(self.state, batches)
+                self.checks.compile(self.state, batches)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.programs.keep()
         self.clock.training()

@@ -13,6 +13,7 @@ from vit_jax.devices import local, processes
 from vit_jax.evaluation import Suite
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
+from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher
 
@@ -53,8 +54,8 @@ def check_run(
     for name in _DURATIONS:
         section, _, field = name.rpartition(".")
         assembly.to_steps(getattr(getattr(config, section) if section else config, field))
-    begun = workdir is not None and reading.newest_description(workdir) is not None
-    if not begun:
+    has_run = workdir is not None and reading.newest_description(workdir) is not None
+    if not has_run:
         _check_profile(config, assembly.total_steps)
         _check_effects(assembly)
         if config.init_from:
@@ -62,6 +63,10 @@ def check_run(
 
             check_fits(assembly)
     if suite is not None:
+        if user_files.outside([type(evaluator) for _, evaluator in suite.evaluators]):
+            from vit_jax.evaluation import rehearsal
+
+            rehearsal.rehearse(suite.evaluators)
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)
@@ -139,9 +144,9 @@ def _check_memory(assembly: Assembly) -> None:
     if local.platform() != "cpu" or processes.count() > 1:
         return
     count = registry.count_parameters(assembly.model_config)
-    needed, there = 2 * 4 * count, local.memory_bytes()
-    if needed > there:
+    needed, available = 2 * 4 * count, local.memory_bytes()
+    if needed > available:
         raise ConfigError(
             f"the model has {count:,} parameters (config.model), which with one gradient take {needed / 2**30:,.0f} "
-            f"GiB, and this machine's CPU has {there / 2**30:,.0f} GiB: set a smaller model"
+            f"GiB, and this machine's CPU has {available / 2**30:,.0f} GiB: set a smaller model"
         )

@@ -101,8 +101,8 @@ def _ask(teacher: TrainedModel, images: Source, config: Config) -> np.ndarray:
             images, dataclasses.replace(config, data=data), meshes.batch_sharding(mesh)
         ) as batches,
     ):
-        (found,) = gathering.on_host(((answer(weights, batch),) for batch in batches), mesh)
-    return found[: len(images)]
+        (answers,) = gathering.on_host(((answer(weights, batch),) for batch in batches), mesh)
+    return answers[: len(images)]
 
 
 def _write(file: epath.Path, given: PseudoLabels, identity: dict) -> None:

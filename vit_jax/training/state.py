@@ -96,13 +96,13 @@ class TrainState:
         """What is saved, by name; the model's parameters apart from the objective's, so that they
         can be read alone.
         """
-        found = {"step": self.step, "opt_state": self.opt_state, "health": self.health}
+        by_name = {"step": self.step, "opt_state": self.opt_state, "health": self.health}
         for name in _TREES:
             tree = getattr(self, name) or {}
-            found[name] = model_part(tree)
-            found[f"{name}_{OWN}"] = tree.get(OWN)
-        found |= {f"{owner}_variables": tree for owner, tree in self.variables.items()}
-        return {name: part for name, part in found.items() if jax.tree.leaves(part)}
+            by_name[name] = model_part(tree)
+            by_name[f"{name}_{OWN}"] = tree.get(OWN)
+        by_name |= {f"{owner}_variables": tree for owner, tree in self.variables.items()}
+        return {name: part for name, part in by_name.items() if jax.tree.leaves(part)}
 
     def with_parts(self, parts: dict) -> "TrainState":
         """This state with what was saved as `parts` of one like it."""

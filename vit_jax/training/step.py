@@ -148,16 +148,18 @@ def prepare_inputs(
     # and skips none.
     key = jax.random.fold_in(jax.random.key(config.seed), state.step)
     augment_key, model_key = jax.random.split(key)
-    targets, several = networks.objective.targets(batch), views.of(config)
-    how = {
+    targets, all_views = networks.objective.targets(batch), views.of(config)
+    normalization = {
         "mean": config.data.mean,
         "std": config.data.std,
         "dtype": jnp.dtype(networks.model_config.dtype),
     }
-    if several:
-        images = views.augment_views(batch, several, augment_key, **how)
+    if all_views:
+        images = views.augment_views(batch, all_views, augment_key, **normalization)
     else:
-        image, targets = augment(batch["image"], targets, augment_key, config.augment, **how)
+        image, targets = augment(
+            batch["image"], targets, augment_key, config.augment, **normalization
+        )
         if networks.objective.needs_masks:
             targets = moved(targets, augment_key, config.augment)
         images = {"image": permuted(image, config.data)}
@@ -281,27 +283,27 @@ def _update_averages(
       networks: of the run; they may have a teacher that follows the student, and an anchor.
       config: `config.optim`.
     """
-    found = {"ema": state.ema, "variables": state.variables | variables}
+    updates = {"ema": state.ema, "variables": state.variables | variables}
     teacher, anchor = networks.moving_average(), networks.objective.anchor()
     if state.ema is not None:
-        found["ema"] = optim.update_average(config, state.ema, params, opt_state, state.step)
+        updates["ema"] = optim.update_average(config, state.ema, params, opt_state, state.step)
     if "ema" in state.variables:
-        found["variables"]["ema"] = optim.ema_update(
+        updates["variables"]["ema"] = optim.ema_update(
             state.variables["ema"], variables["model"], config.ema, state.step
         )
     if teacher is not None:
         rate = 1 - teacher.momentum(state.step)
-        found["teacher"] = optim.follow(state.teacher, params, rate)
+        updates["teacher"] = optim.follow(state.teacher, params, rate)
         if "teacher" in state.variables:
-            found["variables"]["teacher"] = optim.follow(
+            updates["variables"]["teacher"] = optim.follow(
                 state.variables["teacher"], variables, rate
             )
     if anchor is not None:
-        found["variables"][ANCHOR] = jax.lax.cond(
+        updates["variables"][ANCHOR] = jax.lax.cond(
             anchor.is_due(state.step + 1),
             lambda new, old: new,
             lambda new, old: old,
-            model_part(found["teacher"]),
+            model_part(updates["teacher"]),
             state.variables[ANCHOR],
         )
-    return found
+    return updates

@@ -42,7 +42,7 @@ class Placement:
         sizes = jax.sharding.get_abstract_mesh().shape
         if sizes.get("data", 1) == 1:  # Both are the same.
             return tree
-        stored, found = (
+        stored, wanted = (
             meshes.specs(tree, sizes, over_data=over, **self.rules) for over in (False, over_data)
         )
 
@@ -50,7 +50,7 @@ class Placement:
             frozen = patterns.matching(self.frozen, [name])
             return jax.lax.with_sharding_constraint(x, stored_spec if frozen else spec)
 
-        return patterns.map_named(constrain, tree, found, stored)
+        return patterns.map_named(constrain, tree, wanted, stored)
 
 
 def placement(networks: Networks, config: Config) -> Placement:

@@ -78,7 +78,7 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
 
 def deal(key: jax.Array, batch: int, layers: int, choices: int) -> jax.Array:
     """What each group of a batch does in each layer: (G, layers) int32 in [0, `choices`), in every
-    layer a random permutation of all choices, cut off or begun again at G.
+    layer a random permutation of all choices, cut off or repeated from the start at G.
     """
     groups = max(g for g in range(1, MAX_GROUPS + 1) if batch % g == 0)
 

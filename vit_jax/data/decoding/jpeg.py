@@ -128,7 +128,7 @@ def _orientation(exif: bytes) -> int:
     try:
         tags = Image.Exif()
         tags.load(exif)
-        found = tags.get(ExifTags.Base.Orientation, 1)
+        orientation = tags.get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001  Pillow's reader raises several; a picture is more than its tags
         return 1
-    return found if found in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1

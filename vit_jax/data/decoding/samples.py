@@ -110,15 +110,15 @@ def with_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
     Raises:
       BadImage: it has another number of channels.
     """
-    found = pixels.shape[2]
-    if found == channels:
+    pixel_channels = pixels.shape[2]
+    if pixel_channels == channels:
         return pixels
-    if (found, channels) == (1, 3):
+    if (pixel_channels, channels) == (1, 3):
         return np.repeat(pixels, 3, axis=2)
-    if (found, channels) == (3, 1):
+    if (pixel_channels, channels) == (3, 1):
         luma = pixels.astype(np.uint32) @ np.array(LUMA, np.uint32)
         return ((luma + 2**15) >> 16).astype(np.uint8)[..., None]
     raise BadImage(
         name,
-        f"it has {found} channels (its shape is {pixels.shape}), and config.data.channels is {channels}",
+        f"it has {pixel_channels} channels (its shape is {pixels.shape}), and config.data.channels is {channels}",
     )

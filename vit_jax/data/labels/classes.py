@@ -38,8 +38,8 @@ class Relabelled:
 
     def _relabelled(self, record: Record) -> Record:
         label = record.label
-        several = isinstance(label, tuple)
-        new = tuple(self.numbers[one] for one in label) if several else self.numbers[label]
+        multi_label = isinstance(label, tuple)
+        new = tuple(self.numbers[old] for old in label) if multi_label else self.numbers[label]
         return dataclasses.replace(record, label=new)
 
 

@@ -72,20 +72,20 @@ class ClassTable:
 
     def _labels_of(self, mask: bytes | np.ndarray, name: str, max_pixels: int) -> np.ndarray:
         """(H, W) of classes."""
-        found = self._read(mask, name, max_pixels)
-        codes = _code(found) if self.colored else found
+        values = self._read(mask, name, max_pixels)
+        codes = _code(values) if self.colored else values
         if self.colored:
             known, labels = self._sorted
             place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
             label_map = np.where(known[place] == codes, labels[place], _UNKNOWN)
-        elif found.dtype == np.uint8:  # five times as fast
-            label_map = cv2.LUT(np.ascontiguousarray(found), self._by_value[:256])
+        elif values.dtype == np.uint8:  # five times as fast
+            label_map = cv2.LUT(np.ascontiguousarray(values), self._by_value[:256])
         else:
             label_map = self._by_value[codes]
         if (label_map == _UNKNOWN).any():
             row, column = np.argwhere(label_map == _UNKNOWN)[0]
-            what = f"colour {tuple(map(int, found[row, column]))}" if self.colored else "value"
-            what += "" if self.colored else f" {found[row, column]}"
+            what = f"colour {tuple(map(int, values[row, column]))}" if self.colored else "value"
+            what += "" if self.colored else f" {values[row, column]}"
             raise BadImage(
                 name,
                 f"the mask has the {what} at row {row}, column {column}, which the table of {len(self.classes)} "

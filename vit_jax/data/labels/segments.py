@@ -106,11 +106,11 @@ def colored(label_map: np.ndarray) -> tuple[np.ndarray, list[dict]]:
     """The colours (H, W, 3) uint8 of a panoptic PNG in COCO's form, and its segments_info; see `categories`."""
     ids = np.where(label_map == IGNORED, 0, label_map.astype(np.int32) + 1)
     infos = []
-    for one in np.unique(ids[ids > 0]).tolist():
-        rows, columns = np.nonzero(ids == one)
+    for segment in np.unique(ids[ids > 0]).tolist():
+        rows, columns = np.nonzero(ids == segment)
         top, left = int(rows.min()), int(columns.min())
         infos.append({
-            "id": one, "category_id": int(classes_of(one - 1)) + 1, "iscrowd": 0, "area": len(rows),
+            "id": segment, "category_id": int(classes_of(segment - 1)) + 1, "iscrowd": 0, "area": len(rows),
             "bbox": [left, top, int(columns.max()) + 1 - left, int(rows.max()) + 1 - top],
         })  # fmt: skip
     return np.stack([ids & 255, ids >> 8 & 255, ids >> 16], axis=-1).astype(np.uint8), infos
@@ -118,7 +118,7 @@ def colored(label_map: np.ndarray) -> tuple[np.ndarray, list[dict]]:
 
 def borders(label_map: np.ndarray) -> np.ndarray:
     """Which pixels (H, W) bool have a pixel of another segment below or to the right."""
-    found = np.zeros(label_map.shape, bool)
-    found[:-1] |= label_map[:-1] != label_map[1:]
-    found[:, :-1] |= label_map[:, :-1] != label_map[:, 1:]
-    return found
+    border = np.zeros(label_map.shape, bool)
+    border[:-1] |= label_map[:-1] != label_map[1:]
+    border[:, :-1] |= label_map[:, :-1] != label_map[:, 1:]
+    return border

@@ -83,14 +83,14 @@ def check_downloads(builder: "tfds.core.DatasetBuilder", downloads: epath.Path) 
         reached.
     """
     by_hand, instructions = downloads / "manual", builder.MANUAL_DOWNLOAD_INSTRUCTIONS
-    there = {file.name for file in by_hand.iterdir()} if by_hand.is_dir() else set()
-    missing = [name for name in _BY_HAND.get(builder.name, ()) if name not in there]
+    files = {file.name for file in by_hand.iterdir()} if by_hand.is_dir() else set()
+    missing = [name for name in _BY_HAND.get(builder.name, ()) if name not in files]
     if missing:
         raise UserError(
             f"{builder.name!r} must be downloaded by hand: register at https://image-net.org/download-images, "
             f"put {' and '.join(missing)} into {by_hand}, and start this command again"
         )
-    if instructions and not there:
+    if instructions and not files:
         raise UserError(
             f"{builder.name!r} must be downloaded by hand into {by_hand} (manual_dir), which is empty. "
             f"TFDS says how: {_one_line(instructions)}"
@@ -100,7 +100,7 @@ def check_downloads(builder: "tfds.core.DatasetBuilder", downloads: epath.Path) 
     urls = [
         url
         for url, info in (builder.url_infos or {}).items()
-        if info.filename not in there
+        if info.filename not in files
         and not (downloads / resource.get_dl_fname(url, info.checksum)).exists()
     ]
     hosts = list(dict.fromkeys(map(_host, urls)))[:_HOSTS]
@@ -131,14 +131,14 @@ def _failures(hosts: list[tuple[str, int]]) -> list[str]:
     """Why each host cannot be reached; '' if it can. All are tried at once, in threads that are left
     behind: looking up a name may take longer than anyone wants to wait.
     """
-    found = ["no answer"] * len(hosts)
+    failures = ["no answer"] * len(hosts)
 
     def connect(i: int) -> None:
         try:
             socket.create_connection(hosts[i], timeout=_SECONDS).close()
-            found[i] = ""
+            failures[i] = ""
         except OSError as error:
-            found[i] = error.strerror or str(error)
+            failures[i] = error.strerror or str(error)
 
     threads = [threading.Thread(target=connect, args=(i,), daemon=True) for i in range(len(hosts))]
     for thread in threads:
@@ -146,7 +146,7 @@ def _failures(hosts: list[tuple[str, int]]) -> list[str]:
     deadline = time.monotonic() + _SECONDS
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
-    return found
+    return failures
 
 
 def _one_line(text) -> str:

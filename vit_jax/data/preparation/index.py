@@ -25,9 +25,9 @@ def index(source: str, *, data_dir: str = "") -> dict:
     paths, kind, sizes = _files(source, sources.locate(source, Data(path=data_dir)))
     if kind is arrayrecord.KIND and not arrayrecord.needs_index(paths[0]):
         return {"files": len(paths)}
-    found = stored_index.store_index(paths, kind, sizes)
+    stored = stored_index.store_index(paths, kind, sizes)
     count = arrayrecord.count_records if kind is not tar_index.KIND else tar_index.count_images
-    records = sum(count(found, path) for path in paths)
+    records = sum(count(stored, path) for path in paths)
     where = paths[0].rpartition("/")[0] + f"/{stored_index.INDEX}"
     return {"index": where, "files": len(paths), "records": records}
 

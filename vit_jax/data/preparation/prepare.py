@@ -103,7 +103,7 @@ def prepare(
             f"--max_side={options.max_side} makes images smaller, and {source} has masks, which stay as they are: "
             "leave it out; --quality alone keeps the sizes"
         )
-    plan = shards.plan({n: len(one) for n, one in opened.items()}, num_shards, PER_SHARD)
+    plan = shards.plan({n: len(examples) for n, examples in opened.items()}, num_shards, PER_SHARD)
     recipe = {
         "identity": hashlib.sha256(data_set.identity().encode()).hexdigest(),
         "splits": list(wanted),
@@ -115,10 +115,10 @@ def prepare(
         recipe["max_pixels"] = options.max_pixels
     out = places.locate(out, "--out")
     if not (out / DESCRIPTION).exists():
-        how = _root(config_data), options
+        arguments = _root(config_data), options
         with _errors_of(out), work.output_of(out, recipe, part) as output:
             mine = work.mine(plan, part)
-            work.write_part(mine, opened, output, how, workers or os.cpu_count())
+            work.write_part(mine, opened, output, arguments, workers or os.cpu_count())
             missing = len({f"{shard.file}.json" for shard in plan} - work.noted(out))
             # Without notes but with a description, another process has just put all together.
             if missing and not (out / DESCRIPTION).exists():
@@ -181,7 +181,7 @@ def _errors_of(out: epath.Path) -> Iterator[None]:
 
 def _report(done: list[dict], config_data: Data) -> str:
     """A line of JSON for everything that a person may want to know of an image or a file."""
-    lines = [one for note in done for one in note["findings"]]
+    lines = [finding for note in done for finding in note["findings"]]
     folder = epath.Path(config_data.path)
     if config_data.name == "folder" and folder.is_dir():
         lines += [

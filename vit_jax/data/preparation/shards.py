@@ -59,14 +59,14 @@ class Shard:
 
 def plan(sizes: dict[str, int], shards: int, per_shard: int) -> list[Shard]:
     """The files of every split: `shards` each, or, if that is 0, of about `per_shard` examples."""
-    found = []
+    planned = []
     for split, size in sizes.items():
         count = min(size, shards or -(-size // per_shard))
         for i in range(count):
             start, stop = size * i // count, size * (i + 1) // count
             file = f"{split}-{i:05d}-of-{count:05d}.array_record"
-            found.append(Shard(split, start, stop, file))
-    return found
+            planned.append(Shard(split, start, stop, file))
+    return planned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +123,8 @@ def write_shard(
             examples += 1
             before, after = before + item.original_bytes, after + len(item.record.image)
             label = item.record.label
-            for one in (label,) if one_label else label if classes else ():
-                counts[one] += 1
+            for number in (label,) if one_label else label if classes else ():
+                counts[number] += 1
             if one_label:
                 labels.append(label)
         progress(1)
@@ -165,7 +165,9 @@ class _Item:
     findings: tuple[tuple[str, str], ...]
 
 
-def _in_order(shard: Shard, source: Source, pools: Pools, *how) -> Iterator[tuple[int, _Item]]:
+def _in_order(
+    shard: Shard, source: Source, pools: Pools, *arguments
+) -> Iterator[tuple[int, _Item]]:
     """(index, item) of every example of `shard`; a bounded number of them is read and examined ahead;
     `how` goes to `_items`.
     """
@@ -182,9 +184,11 @@ def _in_order(shard: Shard, source: Source, pools: Pools, *how) -> Iterator[tupl
             if examining and not reading[0][1].done():
                 break
             rows, block = reading.popleft()
-            found = block.result()
-            largest = max(largest, sum(_bytes(one) for one in found if isinstance(one, Record)))
-            examining.append((rows, pools.workers.submit(_items, source, found, *how)))
+            records = block.result()
+            largest = max(
+                largest, sum(_bytes(record) for record in records if isinstance(record, Record))
+            )
+            examining.append((rows, pools.workers.submit(_items, source, records, *arguments)))
         if not examining:
             return
         rows, block = examining.popleft()
@@ -212,9 +216,9 @@ def _read_one(source: Source, row: int) -> Record | BadImage:
 
 
 def _items(
-    source: Source, found: list[Record | BadImage], root: str, options: ShardOptions
+    source: Source, records: list[Record | BadImage], root: str, options: ShardOptions
 ) -> list[_Item]:
-    return [_item(source, one, root, options) for one in found]
+    return [_item(source, record, root, options) for record in records]
 
 
 def _item(source: Source, record: Record | BadImage, root: str, options: ShardOptions) -> _Item:

@@ -72,14 +72,14 @@ def write_part(
     plan: Sequence[shards.Shard],
     opened: Mapping[str, Source],
     output: Output,
-    how: tuple,
+    arguments: tuple,
     workers: int,
 ) -> None:
     """Writes the files of `plan` that are not there, and a note of each.
 
     Args:
       opened: the sources by the names of the splits.
-      how: the last arguments of `shards.write_shard` before the threads.
+      arguments: the last arguments of `shards.write_shard` before the threads.
       workers: threads that examine images.
     """
     done = noted(output.folder)
@@ -94,15 +94,15 @@ def write_part(
                 continue
             path = output.scratch(shard.file)
             source = opened[shard.split]
-            note = shards.write_shard(shard, source, path, *how, pools, progress.update)
+            note = shards.write_shard(shard, source, path, *arguments, pools, progress.update)
             # Checksum and upload, while the next file is being made.
             pending.append(finishing.submit(_finish, output, path, note))
             while len(pending) > finishing._max_workers or pending[0].done():
                 pending.popleft().result()
                 if not pending:
                     break
-        for one in pending:
-            one.result()
+        for task in pending:
+            task.result()
 
 
 def _finish(output: Output, path: pathlib.Path, note: dict) -> None:

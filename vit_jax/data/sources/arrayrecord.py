@@ -41,7 +41,7 @@ class ArrayRecords:
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in self._files))
         self._ranges, self._owner = Ranges(), object()
         self._counted: set[str] = set()  # local files that were found to have all their records
-        self._found: Index | None = None
+        self._cached_index: Index | None = None
         self._finding = threading.Lock()
 
     def __len__(self) -> int:
@@ -103,15 +103,15 @@ class ArrayRecords:
 
     def _index(self) -> Index:
         """Where the records are of files that are read by ranges; found when the first is read."""
-        if self._found is None:
+        if self._cached_index is None:
             with self._finding:
-                if self._found is None:
+                if self._cached_index is None:
                     paths = [path for path, _, _ in self._files]
-                    found = find_records(paths, KIND, self._sizes)
+                    index = find_records(paths, KIND, self._sizes)
                     for path in paths:
-                        self._check_count(path, count_records(found, path))
-                    self._found = found
-        return self._found
+                        self._check_count(path, count_records(index, path))
+                    self._cached_index = index
+        return self._cached_index
 
     def _check_count(self, path: str, count: int) -> None:
         if count != self._examples[path]:

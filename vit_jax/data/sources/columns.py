@@ -111,9 +111,9 @@ class Index:
         names = dict.fromkeys(name for part in renumbered for name in part)
         columns, ends = {}, {}
         for name in names:
-            several = [part.get(name, np.empty(0, np.uint8)) for part in renumbered]
-            columns[name] = np.concatenate(several)
-            ends[name] = np.cumsum([len(one) for one in several])
+            arrays = [part.get(name, np.empty(0, np.uint8)) for part in renumbered]
+            columns[name] = np.concatenate(arrays)
+            ends[name] = np.cumsum([len(array) for array in arrays])
         index = cls(kind, files, table, [part.note for part in parts.values()], columns, ends)
         index.folder = folder
         return index
@@ -219,7 +219,7 @@ def _write(file: BinaryIO, content: bytes | memoryview, checksum: int) -> int:
 def _checksum(file: BinaryIO, first: int) -> int:
     """Of what a file has from byte `first` on."""
     file.seek(first)
-    found = 0
+    checksum = 0
     while content := file.read(_CHUNK):
-        found = zlib.crc32(content, found)
-    return found
+        checksum = zlib.crc32(content, checksum)
+    return checksum

@@ -90,10 +90,10 @@ def _split(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _few(labels: np.ndarray, members: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    found, train = {}, members["train"]
+    splits, train = {}, members["train"]
     for draw in range(_DRAWS):
         shuffled = np.random.RandomState(draw).permutation(train)
         few = [shuffled[labels[shuffled] == label][:_FEW] for label in range(10)]
-        found[f"few_{draw}"] = np.sort(np.concatenate(few))
-        found[f"rest_{draw}"] = np.setdiff1d(train, found[f"few_{draw}"])
-    return found
+        splits[f"few_{draw}"] = np.sort(np.concatenate(few))
+        splits[f"rest_{draw}"] = np.setdiff1d(train, splits[f"few_{draw}"])
+    return splits

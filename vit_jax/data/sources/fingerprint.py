@@ -20,13 +20,13 @@ _SKETCH = 256  # numbers of 8 bytes
 
 def digest(*parts) -> str:
     """16 hexadecimal digits for plain data and arrays."""
-    found = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for part in parts:
         array = isinstance(part, np.ndarray)  # of millions of labels: not copied
         content = np.ascontiguousarray(part).data.cast("B") if array else repr(part).encode()
-        found.update(b"%d " % len(content))
-        found.update(content)
-    return found.hexdigest()
+        hasher.update(b"%d " % len(content))
+        hasher.update(content)
+    return hasher.hexdigest()
 
 
 def number(text: str) -> int:

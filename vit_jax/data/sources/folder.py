@@ -187,10 +187,10 @@ def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     folders = tree.folders("")
     if not folders:
         return [(name, why) for name in tree.files("") if not _is_image(name) and name != INDEX]
-    found = [(name, "it lies beside the class folders") for name in _images_beside(tree, Unused())]
+    unread = [(name, "it lies beside the class folders") for name in _loose_images(tree, Unused())]
     for folder in folders:
-        found += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
-    return sorted(found, key=lambda one: natural(one[0]))
+        unread += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
+    return sorted(unread, key=lambda entry: natural(entry[0]))
 
 
 def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
@@ -201,11 +201,11 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
         found = _examined(tree, images, config_data)
         members = hold_out(images, config_data, where, examined=found)
         return Table(where, (), False, members, found)
-    beside = _images_beside(tree, unused)
-    if beside:
+    loose = _loose_images(tree, unused)
+    if loose:
         logging.warning(
             "%s: %d images lie beside the class folders and are skipped, the first is %s",
-            where, len(beside), readable(beside[0]),
+            where, len(loose), readable(loose[0]),
         )  # fmt: skip
     split_folders = [name for name in SPLITS if name in folders]
     labelled = _labelled_splits(tree)
@@ -249,15 +249,15 @@ def _labelled_splits(tree: Tree) -> list[str]:
     return [name for name in SPLITS if tree.folders(name)]
 
 
-def _images_beside(tree: Tree, unused: Unused) -> list[str]:
+def _loose_images(tree: Tree, unused: Unused) -> list[str]:
     """The images that are in no folder of a class, or of a split without labels, relative to the
     root, which has such folders.
     """
     # Where splits have class folders, one that has none is no split: its images have no labels.
-    beside = ["", *SPLITS] if _labelled_splits(tree) else [""]
+    folders = ["", *SPLITS] if _labelled_splits(tree) else [""]
     return [
         os.path.join(folder, name)
-        for folder in beside
+        for folder in folders
         for name in tree.files(folder)
         if unused.is_image(name)
     ]
@@ -278,14 +278,14 @@ def _class_folders(tree: Tree, folder: str, names: tuple[str, ...], unused: Unus
     """The names of the class folders (those given, or the sub-folders), and (path from the root,
     label) of all images in them.
     """
-    there = tuple(tree.folders(folder))
-    unknown = sorted(set(there) - set(names)) if names else []
+    existing = tuple(tree.folders(folder))
+    unknown = sorted(set(existing) - set(names)) if names else []
     if unknown:
         raise ConfigError(
             f"{tree.root / folder} has the class folder {unknown[0]!r}, which the training images lack"
         )
     images = []
-    for label, name in enumerate(names or there):
+    for label, name in enumerate(names or existing):
         there_is = tree.files_below(os.path.join(folder, name))
         files = [file for file in there_is if unused.is_image(file)]
         if not files and not names:
@@ -294,7 +294,7 @@ def _class_folders(tree: Tree, folder: str, names: tuple[str, ...], unused: Unus
                 f"{unused.text() or 'none'}"
             )
         images += [(file, label) for file in files]
-    return names or there, images
+    return names or existing, images
 
 
 def _is_image(name: str) -> bool:

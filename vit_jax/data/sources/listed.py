@@ -79,12 +79,12 @@ def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
     if file[0] not in "./":  # the usual case, of which there may be millions
         return file
     path = os.path.join(folder, file)
-    found = os.path.relpath(path, folder)
-    if found.startswith(".."):  # outside, or inside by another way
+    relative = os.path.relpath(path, folder)
+    if relative.startswith(".."):  # outside, or inside by another way
         parent, name = os.path.split(path)
         real = os.path.relpath(os.path.join(realpath(parent), name), realpath(folder))
-        return found if real.startswith("..") else real
-    return found
+        return relative if real.startswith("..") else real
+    return relative
 
 
 def _csv_rows(path: epath.Path) -> Iterator[_Row]:
@@ -137,5 +137,5 @@ def json_label(fields: dict) -> str | tuple[str, ...] | None:
     """The label in a JSON object as text: its field `label`, `labels`, `class` or `cls`, if any."""
     value = next((fields[name] for name in _LABEL if name in fields), None)
     if isinstance(value, list):
-        return tuple(str(one).strip() for one in value)
+        return tuple(str(label).strip() for label in value)
     return None if value is None else str(value).strip()

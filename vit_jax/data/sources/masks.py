@@ -71,10 +71,10 @@ class MaskedImages:
         panoptic.
         """
         paths = [os.path.join(self.root, name) for i in indices for name in self.pairs[i]]
-        found = iter(read_files(paths))
+        contents = iter(read_files(paths))
         records = []
         for name, mask_file in (self.pairs[i] for i in indices):
-            image, mask = _good(next(found)), _good(next(found))
+            image, mask = _good(next(contents)), _good(next(contents))
             label = mask if self.segments is None else (mask, self.segments[mask_file])
             records.append(Record(image, label, readable(os.path.join(self.root, name))))
         return records
@@ -110,11 +110,11 @@ def open_masks(config_data: Data) -> DataSet:
     root = epath.Path(config_data.path or ".").expanduser()
     if not config_data.path or not is_masked(root):
         absent = [f"{name}/" for name in (IMAGES, MASKS) if not (root / name).is_dir()]
-        there = config_data.path and root.exists()
+        exists = config_data.path and root.exists()
         raise DataAbsent(
             f"config.data.path = {config_data.path!r} must be a folder with {IMAGES}/, {MASKS}/ and {TABLE}, or with "
             f"{MASKS}.json for panoptic masks"
-            + (f": it has no {' and no '.join(absent)}" if there else "")
+            + (f": it has no {' and no '.join(absent)}" if exists else "")
             + places.nearest_existing(root)
         )
     where, tree = str(root), tree_at(root)
@@ -212,21 +212,21 @@ def _pairs(root: epath.Path, tree: Tree) -> list[tuple[str, str]]:
     """
     unused = Unused()
     masks = {name for name in tree.files_below(MASKS) if name.lower().endswith(".png")}
-    found, without = [], []
+    pairs, without = [], []
     for image in filter(unused.is_image, tree.files_below(IMAGES)):
         mask = f"{MASKS}{os.path.splitext(image)[0].removeprefix(IMAGES)}.png"
-        (found if mask in masks else without).append((image, mask))
+        (pairs if mask in masks else without).append((image, mask))
     if without:
         image, mask = without[0]
         raise ConfigError(
             f"{root}: {len(without)} images have no mask; the first is {readable(image)}, whose mask would be "
             f"{readable(mask)}"
         )
-    if not found:
+    if not pairs:
         raise ConfigError(f"{root / IMAGES} has no images; it has {unused.text() or 'no files'}")
-    if spare := len(masks) - len({mask for _, mask in found}):
+    if spare := len(masks) - len({mask for _, mask in pairs}):
         logging.warning("%s: %d masks belong to no image and are not used", root, spare)
-    return found
+    return pairs
 
 
 def _good(content: bytes | BadImage) -> bytes:

@@ -34,11 +34,11 @@ class Mixture:
                 "config.data.mixture: sets with one label and sets with several cannot be mixed"
             )
         labelled = all(source.classes for source in sources)
-        names = dict.fromkeys(name for one in sources for name in one.classes)
+        names = dict.fromkeys(name for source in sources for name in source.classes)
         self.classes = tuple(names) if labelled else ()
         self.multi_label = labelled and sources[0].multi_label
         number = {name: label for label, name in enumerate(self.classes)}
-        self._labels = [[number[name] for name in one.classes] for one in sources if labelled]
+        self._labels = [[number[name] for name in source.classes] for source in sources if labelled]
         self._sources, self._counts = tuple(sources), tuple(counts)
         self._ends = list(itertools.accumulate(counts))
 
@@ -55,15 +55,15 @@ class Mixture:
 
     def read(self, indices: Sequence[int]) -> list[Record]:
         """The records at `indices`, in their order; those of each source are read at once."""
-        found, wanted = {}, {}
+        by_index, wanted = {}, {}
         for index in indices:
             which, within = self._place(index)
             wanted.setdefault(which, []).append((index, within))
         for which, pairs in wanted.items():
             records = read_records(self._sources[which], [within for _, within in pairs])
             for (index, _), record in zip(pairs, records, strict=True):
-                found[index] = dataclasses.replace(record, label=self._label(record, which))
-        return [found[index] for index in indices]
+                by_index[index] = dataclasses.replace(record, label=self._label(record, which))
+        return [by_index[index] for index in indices]
 
     def _place(self, index: int) -> tuple[int, int]:
         """The number of the source that has an example, and the index in there."""
@@ -77,12 +77,12 @@ class Mixture:
             return None
         labels = self._labels[which]
         if self.multi_label:
-            return tuple(labels[one] for one in record.label)
+            return tuple(labels[number] for number in record.label)
         return labels[record.label]
 
     def fingerprint(self) -> str:
         """A fingerprint of those of the sets, and of how often each is seen."""
-        names, contents = fingerprint.split([one.fingerprint() for one in self._sources])
+        names, contents = fingerprint.split([source.fingerprint() for source in self._sources])
         return fingerprint.digest(names, self._counts) + contents
 
 
@@ -95,12 +95,12 @@ class MixedSet:
 
     def open(self, split: str) -> Mixture:
         """Every example of every set once."""
-        sources = [one.open(split) for one in self.sets]
+        sources = [data_set.open(split) for data_set in self.sets]
         return Mixture(sources, [len(source) for source in sources])
 
     def open_by_weight(self, split: str) -> Mixture:
         """An epoch of the mixture, for training."""
-        sources = [one.open(split) for one in self.sets]
+        sources = [data_set.open(split) for data_set in self.sets]
         return Mixture(sources, epoch_counts([len(source) for source in sources], self.weights))
 
 

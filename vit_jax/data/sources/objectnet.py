@@ -87,10 +87,10 @@ def open_objectnet(config_data: Data) -> DataSet:
 
 
 def _inverse() -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
+    inverse: dict[int, tuple[int, ...]] = {}
     for imagenet, here in sorted(IMAGENET.items()):
-        found[here] = (*found.get(here, ()), imagenet)
-    return found
+        inverse[here] = (*inverse.get(here, ()), imagenet)
+    return inverse
 
 
 _OF_IMAGENET = _inverse()

@@ -28,12 +28,12 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
       ConfigError: a file is not in that form, its categories are not those of the others, or an image has too many
         things.
     """
-    found = sorted(name for name in files if name.endswith(".json"))
-    found += ["masks.json"] if (root / "masks.json").exists() else []
-    if not found:
+    json_files = sorted(name for name in files if name.endswith(".json"))
+    json_files += ["masks.json"] if (root / "masks.json").exists() else []
+    if not json_files:
         return None
     categories, segments = None, {}
-    for name in found:
+    for name in json_files:
         try:
             content = json.loads(places.read_bytes(root / name))
             of_file = [(c["id"], c["name"], bool(c["isthing"])) for c in content["categories"]]
@@ -47,14 +47,16 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
                 "and annotations (file_name, segments_info: id, category_id)"
             ) from None
         if categories not in (None, of_file):
-            raise ConfigError(f"{root / name} and {root / found[0]} must have the same categories")
+            raise ConfigError(
+                f"{root / name} and {root / json_files[0]} must have the same categories"
+            )
         categories = of_file
         for file, infos in annotations:
             mask = f"{name.removesuffix('.json')}/{file}"
             segments[mask] = _segments(infos, categories, f"{root / name}: {file}")
     if not 2 <= len(categories) <= MAX_CLASSES:
         raise ConfigError(
-            f"{root / found[0]} has {len(categories)} categories: segmentation needs 2 to {MAX_CLASSES}"
+            f"{root / json_files[0]} has {len(categories)} categories: segmentation needs 2 to {MAX_CLASSES}"
         )
     things = tuple(thing for _, _, thing in categories)
     counts = {
@@ -82,16 +84,16 @@ class _Segment(NamedTuple):
         return cls(int(info["id"]), info["category_id"], bool(info.get("iscrowd")))
 
 
-def _segments(found: list[_Segment], categories: list[tuple], where: str) -> np.ndarray:
+def _segments(segments: list[_Segment], categories: list[tuple], where: str) -> np.ndarray:
     """The rows of an image. Crowds do not count."""
     known = {number: place for place, (number, _, _) in enumerate(categories)}
-    for segment in found:
+    for segment in segments:
         if segment.category not in known:
             raise ConfigError(
                 f"{where} has a segment of the category {segment.category!r}, which categories does not list"
             )
-    classes = [IGNORED if segment.crowd else known[segment.category] for segment in found]
-    ids = np.array([segment.number for segment in found], np.int32)
+    classes = [IGNORED if segment.crowd else known[segment.category] for segment in segments]
+    ids = np.array([segment.number for segment in segments], np.int32)
     codes = numbers(np.array(classes, np.int32), tuple(thing for _, _, thing in categories))
     if len(codes) and (most := things_of(codes).max()) > MOST_THINGS:
         raise ConfigError(

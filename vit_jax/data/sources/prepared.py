@@ -124,8 +124,8 @@ class Prepared:
             return [self[index] for index in indices]
 
     def _record(self, stored: bytes) -> Record:
-        found = unpack(stored)
-        return Record(found.image, found.label, f"{self._folder}, {found.name}")
+        example = unpack(stored)
+        return Record(example.image, example.label, f"{self._folder}, {example.name}")
 
     @property
     def labels(self) -> Labels:
@@ -134,7 +134,7 @@ class Prepared:
         """
         if not all("labels" in self._splits[split] for split, _, _ in self._parts):
             return None
-        found = []
+        arrays = []
         for split, start, stop in self._parts:
             path = epath.Path(self._folder) / self._splits[split]["labels"]["file"]
             if not path.exists():
@@ -143,13 +143,13 @@ class Prepared:
             in_bucket = places.in_bucket(path)
             file = io.BytesIO(places.read_bytes(path)) if in_bucket else places.open_bytes(path)
             with file:
-                found.append(np.load(file)[start:stop])
-        return found[0] if len(found) == 1 else np.concatenate(found)
+                arrays.append(np.load(file)[start:stop])
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def fingerprint(self) -> str:
         """A fingerprint of the checksums of all files of the splits."""
         files = {
-            split: [(one["file"], one["sha256"]) for one in self._splits[split]["shards"]]
+            split: [(shard["file"], shard["sha256"]) for shard in self._splits[split]["shards"]]
             for split, _, _ in self._parts
         }
         masks = () if self.masks is None else (self.masks,)

@@ -79,9 +79,9 @@ class PseudoLabelled:
             record = self._labelled[index % len(self._labelled)]
             if not self.soft_labels:
                 return record
-            one = np.zeros(len(self.classes), np.float32)
-            one[record.label] = 1
-            return dataclasses.replace(record, label=one)
+            one_hot = np.zeros(len(self.classes), np.float32)
+            one_hot[record.label] = 1
+            return dataclasses.replace(record, label=one_hot)
         row = self._given.order[(index - self._own) % len(self._given.order)]
         record, label = self._images[int(self._given.images[row])], self._given.probabilities[row]
         label = label.astype(np.float32)
@@ -91,6 +91,6 @@ class PseudoLabelled:
     def fingerprint(self) -> str:
         """A fingerprint of all examples and of what the teacher says."""
         sources = self._labelled, self._images
-        names, contents = fingerprint.split([one.fingerprint() for one in sources])
+        names, contents = fingerprint.split([source.fingerprint() for source in sources])
         given = self._given.images, self._given.probabilities, self._given.order
         return fingerprint.digest(*names, *given, len(self), self.soft_labels) + contents

@@ -57,7 +57,7 @@ class Ranges:
     def read_many(self, wanted: Sequence[Range]) -> list[bytes]:
         """The bytes of several ranges, which are read at the same time; for `Raises` see `read`."""
         if not any(places.in_bucket(path) for path, _, _ in wanted):
-            return [_read_local(*one) for one in wanted]
+            return [_read_local(*part) for part in wanted]
         requests = [_request(path, slice(first, first + size)) for path, first, size in wanted]
         return [
             self._content(path, request)
@@ -99,7 +99,7 @@ def read_files(paths: Sequence[str]) -> list[bytes | BadImage]:
         except BadImage as error:
             return error
 
-    return [content(*one) for one in zip(paths, requests, strict=True)]
+    return [content(*pair) for pair in zip(paths, requests, strict=True)]
 
 
 def copy(path: str, size: int, target: pathlib.Path) -> None:
@@ -216,12 +216,12 @@ def _request(path: str, part: slice | None = None) -> Callable:
 
 def _found(path: str, request, timeout: float):
     try:
-        found = request.result(timeout=timeout)
+        result = request.result(timeout=timeout)
     except ValueError as error:  # TensorStore's for whatever lasts
         raise DataError(f"{path} cannot be read: {_reason(error)}") from None
-    if found.state == "missing":
+    if result.state == "missing":
         raise FileNotFoundError(path)
-    return found
+    return result
 
 
 def _reason(error: ValueError) -> str:

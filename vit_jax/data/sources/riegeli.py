@@ -107,9 +107,9 @@ def _chunk(stored: bytes, first: int) -> tuple[memoryview, list[int]]:
     bytes_of_sizes, place = _varint(data, 1)
     sizes = _decompress(codec, data[place : place + bytes_of_sizes])
     values = _decompress(codec, data[place + bytes_of_sizes :])
-    one = count == 1  # as `prepare` writes them: an image each
-    numbers = [_varint(sizes, 0)[0]] if one else _varints(sizes)[0][:count].astype(np.int64)
-    ends = numbers if one else np.cumsum(numbers).tolist()
+    single = count == 1  # as `prepare` writes them: an image each
+    numbers = [_varint(sizes, 0)[0]] if single else _varints(sizes)[0][:count].astype(np.int64)
+    ends = numbers if single else np.cumsum(numbers).tolist()
     if len(ends) != count or [0, *ends][-1] != len(values) or len(values) != decoded:
         raise ValueError(f"the chunk at byte {first} is damaged: its sizes do not fit")
     return memoryview(values), ends
@@ -156,10 +156,10 @@ def _fields(messages: memoryview, ends: np.ndarray, count: int) -> np.ndarray:
     if len(numbers) != 2 * len(tags):
         raise ValueError("a message is truncated")
     fields = (numbers[tags] >> np.uint64(3)).astype(np.int64)
-    found = np.zeros((len(ends), count), np.uint64)
+    values = np.zeros((len(ends), count), np.uint64)
     wanted = (fields >= 1) & (fields <= count)
-    found[message[tags[wanted]], fields[wanted] - 1] = numbers[tags[wanted] + 1]
-    return found
+    values[message[tags[wanted]], fields[wanted] - 1] = numbers[tags[wanted] + 1]
+    return values
 
 
 def _varints(data: memoryview | bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -174,9 +174,9 @@ def _varints(data: memoryview | bytes) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("a number has more than 64 bits")
     numbers = np.zeros(len(last), np.uint64)
     for place in range(int(sizes.max(initial=0))):
-        there = sizes > place
-        digits = (content[first[there] + place] & 127).astype(np.uint64)
-        numbers[there] |= digits << np.uint64(7 * place)
+        active = sizes > place
+        digits = (content[first[active] + place] & 127).astype(np.uint64)
+        numbers[active] |= digits << np.uint64(7 * place)
     return numbers, last
 
 

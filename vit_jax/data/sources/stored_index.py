@@ -96,7 +96,7 @@ def store_index(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | Non
       UserError: it cannot be written there.
     """
     store = _Store(_folder_of(paths), kind)
-    return store.make(_describe(paths, sizes), beside=True)
+    return store.make(_describe(paths, sizes), in_folder=True)
 
 
 def _folder_of(paths: Sequence[str]) -> str:
@@ -163,19 +163,19 @@ class _Store:
         usable = (index for index in indices if index.is_stored and _knows(index, files))
         return next(usable, None)
 
-    def make(self, files: Sequence[places.File], *, beside: bool = False) -> Index:
+    def make(self, files: Sequence[places.File], *, in_folder: bool = False) -> Index:
         """The index of `files`, made if it is not there: by one process, while others wait.
 
         Args:
-          beside: whether it has to be stored beside the files.
+          in_folder: whether it has to be stored beside the files.
         """
         with _alone(epath.Path(self._cached.parent), f"{self._cached.name}.lock"):
-            if not beside and (index := self.look(files)):
+            if not in_folder and (index := self.look(files)):
                 return index
             if index := self._take(files):
                 return index
             with _alone(self._folder, f".{INDEX}.lock"):  # of all machines
-                return self._take(files) or self._make(files, beside)
+                return self._take(files) or self._make(files, in_folder)
 
     def _take(self, files: Sequence[places.File]) -> Index | None:
         """The index beside the files, if it knows all of them; then it is on this machine, too."""
@@ -223,9 +223,9 @@ class _Store:
             index.folder = self._written
             return index
 
-    def _make(self, files: Sequence[places.File], beside: bool) -> Index:
+    def _make(self, files: Sequence[places.File], in_folder: bool) -> Index:
         names = {name_in(self._written, file.path): file for file in files}
-        there = names.keys() | set(places.names_in(self._folder))
+        present = names.keys() | set(places.names_in(self._folder))
         known: dict[str, tuple[places.File, FileColumns]] = {}
         stored, changed = 0, set()
         for path in filter(None, (self._cached, self._copy())):
@@ -234,7 +234,7 @@ class _Store:
                 stored += 1
                 if name in names and not index.has(names[name]):
                     changed.add(name)
-                elif name in there:
+                elif name in present:
                     known[name] = file, index.part(number)
         missing = {name: file for name, file in names.items() if name not in known}
         changed &= missing.keys()  # another index may know the file as it is
@@ -248,12 +248,12 @@ class _Store:
         scanned = _scan(self._kind, list(missing.values()), str(self._folder))
         known |= zip(missing, zip(missing.values(), scanned, strict=True), strict=True)
         ordered = dict(known[name] for name in sorted(known))
-        self._publish(Index.of(self._kind.name, ordered, self._written), beside)
+        self._publish(Index.of(self._kind.name, ordered, self._written), in_folder)
         index = self.look(files)
         assert index, "what was just stored is there"
         return index
 
-    def _publish(self, index: Index, beside: bool) -> None:
+    def _publish(self, index: Index, in_folder: bool) -> None:
         """Stores an index beside the files and on this machine."""
         index.write(self._new)
         self._copied = None
@@ -263,7 +263,7 @@ class _Store:
             if not buckets.is_failure(error):
                 raise
             why = buckets.reason(error)
-            if beside:
+            if in_folder:
                 raise UserError(f"{self._beside} cannot be written: {why}") from None
             logging.warning(
                 "%s cannot be written (%s): the index is stored in %s, on this machine alone",

@@ -176,10 +176,10 @@ def _smallest_of_each_class(
 ) -> np.ndarray:
     """Whether each example is one of those of its class with the smallest numbers, (n,) bool."""
     if not isinstance(labels, np.ndarray):
-        several = labels is not None and any(isinstance(label, tuple) for label in labels)
+        multi_label = labels is not None and any(isinstance(label, tuple) for label in labels)
         raise ConfigError(
             f"config.data.holdout_by = 'class' needs one label for each image, and those of "
-            f"{where} have {'several' if several else 'none'}: hold out by 'file'"
+            f"{where} have {'several' if multi_label else 'none'}: hold out by 'file'"
         )
     order = np.lexsort((numbers, labels))
     counts = np.bincount(labels)

@@ -127,10 +127,10 @@ def open_tar(config_data: Data) -> DataSet:
     sizes = {name: len(rows) for name, rows in members.items()}
 
     def read(parts: list[tuple[str, int, int]]) -> TarImages:
-        several = [members[name][start:stop] for name, start, stop in parts]
-        labels = _joined([labels_of(rows) for rows in several])
+        selected = [members[name][start:stop] for name, start, stop in parts]
+        labels = _joined([labels_of(rows) for rows in selected])
         described = meaning.classes, meaning.multi_label, labels
-        return TarImages(tars, _joined(several), *described, (config_data, parts))
+        return TarImages(tars, _joined(selected), *described, (config_data, parts))
 
     def identity() -> str:
         rows = {name: _labelled(tars, of_split, labels_of) for name, of_split in members.items()}

@@ -68,12 +68,12 @@ class TarIndex:
 
     def sample(self, rows: Iterable[int]) -> list[Place]:
         """Where a few images are that lie far apart; what was looked at takes no memory afterwards."""
-        found = []
+        sampled = []
         for row in rows:
-            found.append(self.place(row))
-            if len(found) % _RELEASE == 0:
+            sampled.append(self.place(row))
+            if len(sampled) % _RELEASE == 0:
                 self._index.release()
-        return found
+        return sampled
 
     def occurring(self) -> tuple[list[int], list[int]]:
         """The codes that occur, and the files that label some of their images."""
@@ -110,8 +110,8 @@ class TarIndex:
         def numbers(file: int) -> int | np.ndarray:
             if not of_code.any():
                 return of_file[file]
-            found = of_code[self._column("code", file)]
-            return np.where(found == 0, np.int8(of_file[file]), found)
+            split_numbers = of_code[self._column("code", file)]
+            return np.where(split_numbers == 0, np.int8(of_file[file]), split_numbers)
 
         rows = self._rows_by(numbers, len(names))
         return {names[number]: rows[number] for number in rows if len(rows[number])}
@@ -213,14 +213,14 @@ class TarIndex:
         """
         counts: dict[int, int] = {}
         for file in self._files():
-            found, size = numbers(file), self._ends[file] - self._begin(file)
-            if isinstance(found, int):
-                of_file = {found: size}
+            file_numbers, size = numbers(file), self._ends[file] - self._begin(file)
+            if isinstance(file_numbers, int):
+                of_file = {file_numbers: size}
             else:
-                of_file = dict(enumerate(np.bincount(found, minlength=most).tolist()))
+                of_file = dict(enumerate(np.bincount(file_numbers, minlength=most).tolist()))
             new = [n for n, count in of_file.items() if count and n not in counts]
             if len(new) > 1:
-                new.sort(key=lambda n, found=found: np.argmax(found == n))
+                new.sort(key=lambda n, file_numbers=file_numbers: np.argmax(file_numbers == n))
             counts |= dict.fromkeys(new, 0)
             counts |= {n: counts[n] + count for n, count in of_file.items() if count}
         if len(counts) == 1:
@@ -229,12 +229,12 @@ class TarIndex:
         rows = {number: np.empty(count, dtype) for number, count in counts.items()}
         done = dict.fromkeys(counts, 0)
         for file in self._files():
-            found, begin = numbers(file), self._begin(file)
-            for number in [found] if isinstance(found, int) else counts:
-                if isinstance(found, int):
+            file_numbers, begin = numbers(file), self._begin(file)
+            for number in [file_numbers] if isinstance(file_numbers, int) else counts:
+                if isinstance(file_numbers, int):
                     own = np.arange(begin, self._ends[file])
                 else:
-                    own = np.flatnonzero(found == number) + begin
+                    own = np.flatnonzero(file_numbers == number) + begin
                 rows[number][done[number] : done[number] + len(own)] = own
                 done[number] += len(own)
         return rows
@@ -279,7 +279,7 @@ def _scan(file: places.File) -> FileColumns:
 def _columns(samples: Sequence[_Sample], unused: dict) -> FileColumns:
     names = [name.encode("utf-8", "surrogateescape") for name, *_ in samples]
     table: dict[tuple, int] = {}
-    codes = [table.setdefault(_row(name, beside), len(table)) for name, _, _, beside in samples]
+    codes = [table.setdefault(_row(name, label), len(table)) for name, _, _, label in samples]
     columns = {
         "first": smallest(np.asarray([first for _, first, _, _ in samples], np.int64)),
         "size": smallest(np.asarray([size for _, _, size, _ in samples], np.int64)),
@@ -291,11 +291,11 @@ def _columns(samples: Sequence[_Sample], unused: dict) -> FileColumns:
     return FileColumns(columns, list(table), unused)
 
 
-def _row(name: str, beside: str | tuple[str, ...] | None) -> tuple:
+def _row(name: str, label: str | tuple[str, ...] | None) -> tuple:
     """(label as text, split, whether the label is in a file beside it) of an image: see `tar.py`."""
     folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
-    if beside is not None:
-        return beside, first_split(folders), True
+    if label is not None:
+        return label, first_split(folders), True
     return (readable(folders[-1]), first_split(folders[:-1]), False) if folders else _OF_FILE
 
 

@@ -51,14 +51,14 @@ class Tfds:
         needed = {chosen.image, "file_name", *self._named.features, self._label}
         # Only what is needed is decoded; images are left to `decode.py`, and masks to their table.
         self._features = tfds.features.FeaturesDict(
-            {key: one for key, one in builder.info.features.items() if key in needed}
+            {key: feature for key, feature in builder.info.features.items() if key in needed}
         )
         self._decoders = {
             key: tfds.decode.SkipDecoding() for key in (chosen.image, chosen.mask) if key
         }
         self._split = "+".join(f"{name}[{start}:{stop}]" for name, start, stop in parts)
         self._where = f"{builder.info.full_name} {self._split}"
-        self._sizes = {split: one.num_examples for split, one in builder.info.splits.items()}
+        self._sizes = {split: part.num_examples for split, part in builder.info.splits.items()}
         self._records = _open_records(builder, self._split)
 
     def __reduce__(self):
@@ -73,7 +73,7 @@ class Tfds:
     def read(self, indices: Sequence[int]) -> list[Record]:
         """The records at `indices`, in their order."""
         stored = self._records.read(indices)
-        return [self._record(*one) for one in zip(indices, stored, strict=True)]
+        return [self._record(*pair) for pair in zip(indices, stored, strict=True)]
 
     def _record(self, index: int, stored: bytes) -> Record:
         fields = self._features.deserialize_example_np(stored, decoders=self._decoders)
@@ -90,7 +90,7 @@ class Tfds:
         label = self._label(fields) if callable(self._label) else fields[self._label]
         if self.masks is not None:
             return label
-        return tuple(int(one) for one in np.ravel(label)) if self.multi_label else int(label)
+        return tuple(int(number) for number in np.ravel(label)) if self.multi_label else int(label)
 
     def fingerprint(self) -> str:
         """A fingerprint of TFDS's name, version and sizes, and of which features are read."""
@@ -116,7 +116,7 @@ def open_tfds(config_data: Data) -> DataSet:
             f"{folder} is stored as {info.file_format.value}, not as {' or '.join(_FORMATS)}: "
             "prepare it with file_format='array_record'"
         )
-    sizes = {split: one.num_examples for split, one in info.splits.items()}
+    sizes = {split: part.num_examples for split, part in info.splits.items()}
     chosen = choose_features(info.features, config_data, _tfds_name(name), folder)
     return DataSet(
         folder,
@@ -154,10 +154,10 @@ def _unusual(chosen: ImageAndMask) -> tuple[ImageAndMask, ...]:
 def _open_records(builder, split: str) -> ArrayRecords | TfRecords:
     """The stored examples of a split expression."""
     parts = builder.info.splits[split].file_instructions
-    files = [(one.filename, one.skip, one.skip + one.take) for one in parts]
+    files = [(part.filename, part.skip, part.skip + part.take) for part in parts]
     if _kind(builder) is tfrecord.KIND:
         return TfRecords(files)
-    return ArrayRecords(files, {one.filename: one.examples_in_shard for one in parts})
+    return ArrayRecords(files, {part.filename: part.examples_in_shard for part in parts})
 
 
 def record_files(config_data: Data) -> tuple[list[str], Kind]:
@@ -201,12 +201,12 @@ def _not_prepared(root, name: str) -> str:
     """What to do about a data set that is not there."""
     if name in NAMED and NAMED[name].by_hand:
         return NAMED[name].by_hand
-    there = sorted(e.name for e in root.iterdir() if e.is_dir()) if root.is_dir() else []
+    prepared = sorted(e.name for e in root.iterdir() if e.is_dir()) if root.is_dir() else []
     hint = ""
     if name not in NAMED and not is_tfds_name(name):
-        hint = nearest(name, ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there])
+        hint = nearest(name, ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *prepared])
     if "did you mean" not in hint:
-        hint = f"; prepared are: {', '.join(there) or 'none'}"
+        hint = f"; prepared are: {', '.join(prepared) or 'none'}"
     if root.is_file():
         hint = (
             ", which is a file: of a tar file set --config.data.name=tar, of a list of images "
@@ -240,21 +240,21 @@ def _labels(features, folder: str, name: str):
     named = NAMED.get(name)
     if named and callable(named.label):
         return named.label, tuple(map(str, range(named.classes))), False
-    found = {}
+    class_labels = {}
     for key, feature in features.items():
-        one = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
-        if isinstance(one, tfds.features.ClassLabel):
-            found[key] = (key, tuple(one.names), one is not feature)
-    if not found and not (named and named.classes):
+        element = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
+        if isinstance(element, tfds.features.ClassLabel):
+            class_labels[key] = (key, tuple(element.names), element is not feature)
+    if not class_labels and not (named and named.classes):
         return None, (), False
-    usual = [key for key in (named.label,) if key in found] if named else []
-    usual += [key for key in _LABELS if key in found]
-    if not usual and len(found) != 1:
+    usual = [key for key in (named.label,) if key in class_labels] if named else []
+    usual += [key for key in _LABELS if key in class_labels]
+    if not usual and len(class_labels) != 1:
         usual = " or ".join(_LABELS)
         raise ConfigError(
             f"{folder} needs one class label, or one called {usual}; its features: {', '.join(features)}"
         )
-    key, classes, multi_label = found[usual[0] if usual else next(iter(found))]
+    key, classes, multi_label = class_labels[usual[0] if usual else next(iter(class_labels))]
     if named and len(classes) != named.classes:
         raise ConfigError(f"{folder} has {len(classes)} classes, {name!r} has {named.classes}")
     return key, classes, multi_label

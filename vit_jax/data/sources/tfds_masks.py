@@ -51,7 +51,11 @@ def choose_features(
 
     # Sorted: TFDS lists features in another order in every process.
     features = dict(sorted(features.items()))
-    pictures = {key: one for key, one in features.items() if isinstance(one, tfds.features.Image)}
+    pictures = {
+        key: feature
+        for key, feature in features.items()
+        if isinstance(feature, tfds.features.Image)
+    }
     known = MASKS.get(re.split("[/:]", name)[0])
     known = known if known and {known.image, known.mask} <= pictures.keys() else None
     image, mask = config_data.image_feature, config_data.mask_feature
@@ -90,29 +94,32 @@ def _find_image(features: dict, pictures: dict, mask: str, where: str) -> str:
     """The feature 'image', or else the only one with three channels that is not the `mask`."""
     if "image" in features:
         return "image"
-    found = [key for key, one in pictures.items() if one.shape[-1] == 3 and key != mask]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    candidates = [
+        key for key, feature in pictures.items() if feature.shape[-1] == 3 and key != mask
+    ]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
         raise ConfigError(f"{where} has no feature 'image'; it has: {', '.join(features)}")
     raise ConfigError(
-        f"{where} has several images, {', '.join(found)}: set --config.data.image_feature={found[0]}, or another"
+        f"{where} has several images, {', '.join(candidates)}: set --config.data.image_feature="
+        f"{candidates[0]}, or another"
     )
 
 
 def _find_mask(features: dict, pictures: dict, image: str, where: str) -> str:
     """The only picture beside the image."""
-    found = [key for key in pictures if key != image]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    candidates = [key for key in pictures if key != image]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
         raise ConfigError(
             f"{where} has no feature with masks beside {image!r}; it has: {', '.join(features)}. Set "
             "--config.data.mask_feature= (empty) to learn from classes of images"
         )
     raise ConfigError(
-        f"{where} has several features that may be the mask, {', '.join(found)}: set "
-        f"--config.data.mask_feature={found[0]}, or another"
+        f"{where} has several features that may be the mask, {', '.join(candidates)}: set "
+        f"--config.data.mask_feature={candidates[0]}, or another"
     )
 
 

@@ -53,25 +53,25 @@ class _BucketTree:
     def __init__(self, root: epath.Path):
         self.root, self.links_back = root, set()
         # Names that end with a slash are what some tools leave for an empty folder.
-        found = sorted(
+        entries = sorted(
             (name, content)
             for name, content in list_objects(str(root))
             if not name.endswith("/") and not name.rpartition("/")[2].startswith(".")
         )
-        self._names = [name for name, _ in found]
-        self._contents = np.fromiter((content for _, content in found), np.uint64, len(found))
+        self._names = [name for name, _ in entries]
+        self._contents = np.fromiter((content for _, content in entries), np.uint64, len(entries))
 
     def folders(self, folder: str) -> list[str]:
-        prefix, found = _prefix(folder), []
+        prefix, names = _prefix(folder), []
         place, end = self._range(prefix)
         while place < end:
             name, slash, _ = self._names[place][len(prefix) :].partition("/")
             if slash:
-                found += [] if name.startswith(".") else [name]
+                names += [] if name.startswith(".") else [name]
                 place = self._range(f"{prefix}{name}/")[1]
             else:
                 place += 1
-        return sorted(found, key=natural)
+        return sorted(names, key=natural)
 
     def files(self, folder: str) -> list[str]:
         prefix = _prefix(folder)
@@ -107,9 +107,9 @@ class _DiskTree:
         if not os.path.isdir(path):
             return []
         with os.scandir(path) as entries:
-            found = [e for e in entries if e.is_dir() and not e.name.startswith(".")]
-        links = {e.name for e in found if e.is_symlink() and self._leads_back(e.path)}
-        return sorted((e.name for e in found if e.name not in links), key=natural)
+            folders = [e for e in entries if e.is_dir() and not e.name.startswith(".")]
+        links = {e.name for e in folders if e.is_symlink() and self._leads_back(e.path)}
+        return sorted((e.name for e in folders if e.name not in links), key=natural)
 
     def files(self, folder: str) -> list[str]:
         path = os.path.join(self.root, folder)
@@ -120,7 +120,7 @@ class _DiskTree:
         return sorted(names, key=natural)
 
     def files_below(self, folder: str) -> list[str]:
-        found, visited, starts = [], set(), [os.path.join(self.root, folder)]
+        paths, visited, starts = [], set(), [os.path.join(self.root, folder)]
         while starts:  # first what is there without links, then what links lead to
             links = []
             for where, folders, names in (step for start in starts for step in os.walk(start)):
@@ -129,11 +129,11 @@ class _DiskTree:
                     folders.clear()
                     continue
                 visited.add((status.st_dev, status.st_ino))
-                found += [os.path.join(where, name) for name in names if name[0] != "."]
+                paths += [os.path.join(where, name) for name in names if name[0] != "."]
                 links += [path for f in folders if os.path.islink(path := os.path.join(where, f))]
             starts = sorted((link for link in links if not self._leads_back(link)), key=natural)
         start = len(os.path.join(self.root, ""))
-        return [path[start:] for path in sorted(found, key=natural)]
+        return [path[start:] for path in sorted(paths, key=natural)]
 
     def contents(self, names: Sequence[str]) -> None:
         return None

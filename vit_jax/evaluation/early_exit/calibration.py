@@ -121,8 +121,8 @@ def summary(
     """
 
     def judge(chosen: Sequence[float]) -> dict:
-        found = thresholds.outcome(judged.confidence, judged.right, costs, chosen)
-        return {"thresholds": list(chosen), **_plain(found)}
+        outcome = thresholds.outcome(judged.confidence, judged.right, costs, chosen)
+        return {"thresholds": list(chosen), **_plain(outcome)}
 
     def on_known(chosen: Sequence[float]) -> thresholds.Outcome:
         return thresholds.outcome(known.confidence, known.right, costs, chosen)
@@ -133,14 +133,14 @@ def summary(
     rows = []
     solved = thresholds.solve(known.confidence, known.right, costs, budgets)
     for budget, chosen, rival in zip(budgets, solved, by_entropy, strict=True):
-        there = on_known(chosen)
+        known_outcome = on_known(chosen)
         entropy = thresholds.outcome(judged.entropy, judged.right, costs, rival)
         # The code leaves it to the user which of its settings keeps to a budget.
-        within = [one for one in settings if one[0].cost <= budget]
+        within = [setting for setting in settings if setting[0].cost <= budget]
         official = judge(max(within)[1]) if within else None
         rows.append(
-            {"budget": budget, **judge(chosen), "calibration": _plain(there)}
-            | {"random": thresholds.at_random(judged.right, there.shares)}
+            {"budget": budget, **judge(chosen), "calibration": _plain(known_outcome)}
+            | {"random": thresholds.at_random(judged.right, known_outcome.shares)}
             | {"entropy": entropy.accuracy, "geometric": official and official["accuracy"]}
         )
     alone = [
@@ -184,7 +184,7 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
     try:
         kept = json.loads(path.read_text())
         mark, rows = kept["checkpoint"]["mark"], kept["budgets"]
-        found = {row["budget"]: tuple(map(float, row["thresholds"])) for row in rows}
+        by_budget = {row["budget"]: tuple(map(float, row["thresholds"])) for row in rows}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{path} is damaged ({error!r}): make it again with '{solve}'"
@@ -194,14 +194,14 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
             f"{path} has the thresholds of another checkpoint (step {kept['checkpoint']['step']} of a "
             f"{kept['checkpoint']['model']}): find those of this one with '{solve}'"
         )
-    if budget not in found:
-        known = ", ".join(f"{one:g}" for one in found)
-        wanted = ",".join(f"{one:g}" for one in sorted([*found, budget]))
+    if budget not in by_budget:
+        known = ", ".join(f"{value:g}" for value in by_budget)
+        wanted = ",".join(f"{value:g}" for value in sorted([*by_budget, budget]))
         raise ConfigError(
             f"{path} has no thresholds for a budget of {budget:g}, only for {known}: find all with "
             f"'vit_jax exits --checkpoint={checkpoint} --budgets={wanted}'"
         )
-    return found[budget]
+    return by_budget[budget]
 
 
 def costs_of(model_config: classifier.ClassifierConfig) -> tuple[float, ...]:
@@ -239,9 +239,9 @@ class _Judge:
             p = activation(logits)
             targets = to_targets(batch["label"], classes)
             right = jnp.take_along_axis(targets[:, None], logits.argmax(-1)[..., None], axis=-1)
-            there = batch.get("mask", jnp.ones(len(logits))) * (targets.sum(-1) > 0)
+            labelled = batch.get("mask", jnp.ones(len(logits))) * (targets.sum(-1) > 0)
             entropy = jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1)
-            return p.max(-1), entropy, right[..., 0] > 0, there
+            return p.max(-1), entropy, right[..., 0] > 0, labelled
 
         self._judge = jax.jit(judge, out_shardings=meshes.batch_sharding(mesh))
 
@@ -249,12 +249,12 @@ class _Judge:
         """What the exits say of all images; those without a label are excluded."""
         with jax.set_mesh(self._mesh):
             rows = [jax.device_get(self._judge(self._weights, batch)) for batch in watch(batches)]
-        *arrays, there = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-        return Judged(*(array[there > 0].T for array in arrays))
+        *arrays, labelled = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+        return Judged(*(array[labelled > 0].T for array in arrays))
 
 
-def _plain(found: thresholds.Outcome) -> dict:
-    return {"accuracy": found.accuracy, "gflops": found.cost, "shares": list(found.shares)}
+def _plain(outcome: thresholds.Outcome) -> dict:
+    return {"accuracy": outcome.accuracy, "gflops": outcome.cost, "shares": list(outcome.shares)}
 
 
 def _check_writable(directory: epath.Path) -> None:

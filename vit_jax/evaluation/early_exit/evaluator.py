@@ -62,13 +62,13 @@ class EarlyExit(Accuracy):
 
             def images() -> Iterator:
                 for batch in watch(batches):
-                    there = jax.device_get(batch["mask"]) > 0
+                    real = jax.device_get(batch["mask"]) > 0
                     unanswered.append({name: batch[name] for name in ("label", "mask")})
-                    yield batch["image"], there
+                    yield batch["image"], real
 
             for answers in inference.answers(trained.weights, self.options.thresholds, images()):
                 logits = jax.device_put(answers.logits, inference.sharding)
                 sums = step(sums, logits, unanswered.popleft())
         shares = inference.left / max(inference.left.sum(), 1)
-        found = self._means(sums) | {"gflops": inference.gflops()}
-        return found | {f"exit{n}": float(share) for n, share in enumerate(shares, start=1)}
+        metrics = self._means(sums) | {"gflops": inference.gflops()}
+        return metrics | {f"exit{n}": float(share) for n, share in enumerate(shares, start=1)}

@@ -136,8 +136,8 @@ class Inference:
         """
         self.rows, self.left = np.zeros_like(self.rows), np.zeros_like(self.left)
         going = _Pass(self, weights, thresholds)
-        for images, there in batches:
-            going.start(images, there)
+        for images, real in batches:
+            going.start(images, real)
             yield from going.answered()
         going.flush()
         yield from going.answered()
@@ -224,11 +224,11 @@ class _Pass:
         self._open: collections.deque[_Open] = collections.deque()
         self._count = 0
 
-    def start(self, images: jax.Array | np.ndarray, there: np.ndarray) -> None:
+    def start(self, images: jax.Array | np.ndarray, real: np.ndarray) -> None:
         """Takes in a batch."""
         inference, size = self._inference, self._inference.batch_size
-        numbers = np.where(there, self._count * size + np.arange(size), _EMPTY)
-        self._open.append(_Open(self._count, int(np.sum(there)), inference.shape))
+        numbers = np.where(real, self._count * size + np.arange(size), _EMPTY)
+        self._open.append(_Open(self._count, int(np.sum(real)), inference.shape))
         self._count += 1
         self._running.append(inference.start(self._weights, images, numbers))
         # The devices compute while the results before are looked at; but with one image at a time an

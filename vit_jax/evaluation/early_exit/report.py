@@ -14,16 +14,16 @@ def text(result: dict) -> str:
     """The table of `calibration.calibrate`'s result: a row for each exit and for each budget."""
     judged, known = result["judged_on"], result["calibrated_on"]
     rows = [("", "GFLOPs", "accuracy", "geometric", "entropy", "random", "leave", "thresholds")]
-    for number, one in enumerate(result["exits"], start=1):
-        rows.append((f"exit {number}", f"{one['gflops']:.4g}", f"{one['accuracy']:.2%}"))
-    for one in result["budgets"]:
+    for number, row in enumerate(result["exits"], start=1):
+        rows.append((f"exit {number}", f"{row['gflops']:.4g}", f"{row['accuracy']:.2%}"))
+    for row in result["budgets"]:
         rivals = (
-            "-" if one[n] is None else f"{one[n]:.2%}" for n in ("geometric", "entropy", "random")
+            "-" if row[n] is None else f"{row[n]:.2%}" for n in ("geometric", "entropy", "random")
         )
-        shares = " ".join(f"{share:.0%}" for share in one["shares"])
-        values = ",".join(f"{value:.4f}" for value in one["thresholds"])
-        name, spent = f"budget {one['budget']:g}", f"{one['gflops']:.4g}"
-        rows.append((name, spent, f"{one['accuracy']:.2%}", *rivals, shares, values))
+        shares = " ".join(f"{share:.0%}" for share in row["shares"])
+        values = ",".join(f"{value:.4f}" for value in row["thresholds"])
+        name, spent = f"budget {row['budget']:g}", f"{row['gflops']:.4g}"
+        rows.append((name, spent, f"{row['accuracy']:.2%}", *rivals, shares, values))
     rows = [(*row, *[""] * (len(rows[0]) - len(row))) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -45,10 +45,10 @@ def draw_report(result: dict, path: epath.PathLike) -> None:
     """A PNG file of accuracy over cost: the official code's settings as a curve, the budgets as dots,
     each exit alone as reference.
     """
-    curve = sorted((one["gflops"], one["accuracy"]) for one in result["geometric"])
-    solved = [(one["gflops"], one["accuracy"]) for one in result["budgets"]]
-    alone = [(one["gflops"], one["accuracy"]) for one in result["exits"]]
-    rivals = [(one["calibration"]["gflops"], one["random"]) for one in result["budgets"]]
+    curve = sorted((row["gflops"], row["accuracy"]) for row in result["geometric"])
+    solved = [(row["gflops"], row["accuracy"]) for row in result["budgets"]]
+    alone = [(row["gflops"], row["accuracy"]) for row in result["exits"]]
+    rivals = [(row["calibration"]["gflops"], row["random"]) for row in result["budgets"]]
     most = max(gflops for gflops, _ in [*curve, *solved, *alone, *rivals])
     plot = Plot(
         "Accuracy over what an image costs",

@@ -104,18 +104,18 @@ def solve(
     earlier = len(costs) - 2
     grid = int(_COMBINATIONS ** (1 / max(earlier, 1)) + 1e-9)
     cuts = [_spread(0, len(places) - 1, grid) for places in search.places[:-1]]
-    found = search.best(cuts, budgets)
+    settings = search.best(cuts, budgets)
     refined = int(_REFINED ** (1 / max(earlier, 1)) + 1e-9)
     for at, budget in enumerate(budgets):
         around = cuts
         while any(np.diff(cut).max(initial=1) > 1 for cut in around):
             around = [
                 _spread(*_neighbours(cut, place), refined)
-                for cut, place in zip(around, found[at].places, strict=True)
+                for cut, place in zip(around, settings[at].places, strict=True)
             ]
             (better,) = search.best(around, [budget])
-            found[at] = max(found[at], better)
-    return [search.thresholds(one) for one in found]
+            settings[at] = max(settings[at], better)
+    return [search.thresholds(setting) for setting in settings]
 
 
 class _Found(NamedTuple):
@@ -158,9 +158,9 @@ class _Search:
         ends = self.places[-1]
         for places in itertools.product(*cuts):
             stays, total, cost = self._after(places)
-            there = stays[self._order[-1]]
-            left = np.concatenate([[0], np.cumsum(there)])[ends]
-            gained = np.concatenate([[0], np.cumsum(self._gain * there)])[ends]
+            staying = stays[self._order[-1]]
+            left = np.concatenate([[0], np.cumsum(staying)])[ends]
+            gained = np.concatenate([[0], np.cumsum(self._gain * staying)])[ends]
             total += self._right[-1][stays].sum()
             # Falls as more leave.
             costs = cost + stays.sum() * self._costs[-1]
@@ -172,14 +172,16 @@ class _Search:
                     continue
                 # Of equal ones the last, which is the cheapest.
                 end = len(ends) - 1 - int(gained[first:][::-1].argmax())
-                one = _Found(int(total + gained[end]), -float(costs[end]), places, int(ends[end]))
-                best[at] = max(best[at], one)
+                candidate = _Found(
+                    int(total + gained[end]), -float(costs[end]), places, int(ends[end])
+                )
+                best[at] = max(best[at], candidate)
         return best
 
-    def thresholds(self, found: _Found) -> tuple[float, ...]:
+    def thresholds(self, setting: _Found) -> tuple[float, ...]:
         """The values of a setting."""
-        above = [places[at] for places, at in zip(self.places, found.places, strict=False)]
-        pairs = zip(self._sorted, [*above, found.last], strict=True)
+        above = [places[at] for places, at in zip(self.places, setting.places, strict=False)]
+        pairs = zip(self._sorted, [*above, setting.last], strict=True)
         return tuple(float(row[n - 1]) if n else NOBODY for row, n in pairs)
 
     def _after(self, places: tuple[int, ...]) -> tuple[np.ndarray, int, float]:

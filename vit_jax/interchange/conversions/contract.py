@@ -49,7 +49,7 @@ def heads_of(published: Mapping[Any, int], size: Any, what: str = "width") -> di
       published: heads by size.
       what: what a size is.
     """
-    known = ", ".join(f"{heads} at {one}" for one, heads in sorted(published.items()))
+    known = ", ".join(f"{heads} at {known_size}" for known_size, heads in sorted(published.items()))
     ask = f"heads: published models have, by {what}, {known}; this one is of {what} {size}"
     return {"heads": Open(ask="" if size in published else ask)}
 
@@ -293,15 +293,15 @@ def patch_grid(
         height, width = sizes.height_width(metadata.get(name) or 0)
         return height // patch, width // patch
 
-    if found := fitting(of_size("image_size")):
-        return found[0]
+    if grids := fitting(of_size("image_size")):
+        return grids[0]
     squares = fitting(*((math.isqrt(max(count, 0)),) * 2 for count, _ in counts))
     wanted = fitting(of_size("wanted_size"))
     if squares and wanted and squares[0][1] != wanted[0][1]:
         both = " or ".join(f"{down} x {across}" for (down, across), _ in (squares[0], wanted[0]))
         problem = f"may be {both} patches and {squares[0][1]} or {wanted[0][1]} other tokens"
-    elif found := squares or wanted:
-        return found[0]
+    elif grids := squares or wanted:
+        return grids[0]
     else:
         problem = "is no square grid, and nothing says its height and width"
     raise CheckpointError(
@@ -341,5 +341,5 @@ def count_layers(names: Iterable[str], pattern: str) -> int:
     """How many layers there are, if `pattern` matches the beginning of their names and captures their
     number, from 0.
     """
-    found = map(re.compile(pattern).match, names)
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
+    matches = map(re.compile(pattern).match, names)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)

@@ -114,8 +114,8 @@ class Timm(Authors, contract.TimmConversion):
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
     ) -> contract.DetectedModel | None:
-        found = super().recognise(shapes, metadata)
-        if not found:
+        detected = super().recognise(shapes, metadata)
+        if not detected:
             return None
         if metadata.get("global_pool", "token") != "token" or metadata.get("crop_scale"):
             raise CheckpointError(
@@ -123,10 +123,12 @@ class Timm(Authors, contract.TimmConversion):
             )
         heads = metadata.get("num_heads")
         if not heads:
-            return found
+            return detected
         if len(set(heads)) > 1:
             raise CheckpointError(f"branches with different heads {heads} are not supported")
-        return dataclasses.replace(found, options=found.options | {"heads": heads[0]}, open={})
+        return dataclasses.replace(
+            detected, options=detected.options | {"heads": heads[0]}, open={}
+        )
 
     def architecture(self, config: crossvit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         branches = config.branches.values()

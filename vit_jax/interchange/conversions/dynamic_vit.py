@@ -89,7 +89,7 @@ class Authors(contract.Conversion):
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         of_network = {"t2t": t2t.Authors(), "deit": vit_timm.Timm()}[config.backbone]
         ours, theirs = "encoder/layers/features", f"blocks.{{layer}}.{_FEATURES}"
-        found = []
+        all_rules = []
         for exit_name, name, network in zip(
             dynamic_vit.exit_names(config), NAMES, config.networks, strict=True
         ):
@@ -103,7 +103,7 @@ class Authors(contract.Conversion):
                     pytorch.pointwise(f"relations/{layer}", f"{_RELATIONS}.{number}"),
                     Rule(f"relations/{layer}/bias", f"{_RELATIONS}.{number}.bias"),
                 ]
-            found += [
+            all_rules += [
                 dataclasses.replace(
                     rule,
                     ours=f"{exit_name}/{rule.ours}",
@@ -111,7 +111,7 @@ class Authors(contract.Conversion):
                 )
                 for rule in of_exit
             ]
-        return found
+        return all_rules
 
     def refusal(self, config) -> str:
         for name, value in _STRUCTURE.items():
@@ -132,12 +132,12 @@ class Authors(contract.Conversion):
 
 def _below(name: str, shapes: contract.Shapes) -> contract.Shapes:
     """What an exit's tensors are called in a network that is no exit."""
-    found = {
+    tensors = {
         n.removeprefix(f"{name}."): shape for n, shape in shapes.items() if n.startswith(f"{name}.")
     }
-    if "cls_token" not in found:
+    if "cls_token" not in tensors:
         raise KeyError(f"{name}.cls_token")
-    return found
+    return tensors
 
 
 def _of_t2t(

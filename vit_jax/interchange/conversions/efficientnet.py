@@ -89,7 +89,7 @@ class Timm(contract.TimmConversion):
         )
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        found = [
+        all_rules = [
             pytorch.convolution("root", "conv_stem"),
             *pytorch.batch_norm("root/norm", "bn1"),
             pytorch.pointwise("top", "conv_head"),
@@ -101,8 +101,8 @@ class Timm(contract.TimmConversion):
             layers = None if part == "first" else range(1, shape.count + 1)
             block = f"blocks.{int(stage) - 1}.{0 if layers is None else '{layer}'}"
             names = _TIMM if shape.expansion > 1 else _TIMM_AS_WIDE
-            found += _block(shape, block, names, layers)
-        return found
+            all_rules += _block(shape, block, names, layers)
+        return all_rules
 
     def preprocessing(self, config: Config) -> Preprocessing:
         """As for the published models."""
@@ -158,7 +158,7 @@ class HuggingFace(contract.HuggingFaceConversion):
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """Which tensors are which parameters; `prefix` is of all names but the head's."""
         prefix = layout["prefix"]
-        found = [
+        all_rules = [
             pytorch.convolution("root", f"{prefix}embeddings.convolution"),
             *pytorch.batch_norm("root/norm", f"{prefix}embeddings.batchnorm"),
             pytorch.pointwise("top", f"{prefix}encoder.top_conv"),
@@ -169,8 +169,8 @@ class HuggingFace(contract.HuggingFaceConversion):
             first = shape.name.endswith("first")
             layers = None if first else range(shape.first, shape.first + shape.count)
             block = f"{prefix}encoder.blocks.{shape.first if first else '{layer}'}"
-            found += _block(shape, block, _HUGGING_FACE, layers)
-        return found
+            all_rules += _block(shape, block, _HUGGING_FACE, layers)
+        return all_rules
 
     def layout(self, config: Config) -> dict:
         return {"prefix": "efficientnet." if config.num_classes else ""}
@@ -237,8 +237,8 @@ def _preprocessing(config: Config) -> Preprocessing:
 def _of_stages(config: Config) -> dict[str, Any]:
     """`_COMPUTED` of as many stages as there are, and the channels of the last feature map."""
     stages = len(config.units)
-    found = {n: v[:stages] if isinstance(v, list) else v for n, v in _COMPUTED.items()}
-    return found | {"hidden_dim": config.outputs}
+    computed = {n: v[:stages] if isinstance(v, list) else v for n, v in _COMPUTED.items()}
+    return computed | {"hidden_dim": config.outputs}
 
 
 def _listed(value: Any) -> Any:

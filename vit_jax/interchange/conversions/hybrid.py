@@ -34,11 +34,11 @@ class Official(vit_flax.Official):
         if not {"conv_root/kernel", "embedding/kernel", vit_flax.POSITION_OFFICIAL} <= set(shapes):
             return None
         sizes = resnet.flax_sizes(shapes)
-        found = vit_flax.recognise(shapes, metadata, _stride(sizes))
-        layout = found.layout | resnet.flax_layout(shapes)
-        assumed = (*found.assumed, "epsilons")
+        detected = vit_flax.recognise(shapes, metadata, _stride(sizes))
+        layout = detected.layout | resnet.flax_layout(shapes)
+        assumed = (*detected.assumed, "epsilons")
         return dataclasses.replace(
-            found, options=found.options | sizes, layout=layout, assumed=assumed
+            detected, options=detected.options | sizes, layout=layout, assumed=assumed
         )
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
@@ -68,9 +68,11 @@ class Timm(vit_timm.Timm):
                 "its patches come from a stem of convolutions (MobileCLIP's), which is not supported"
             )
         sizes = resnet.timm_sizes(inner)
-        found = vit_timm.recognise(shapes, metadata, _stride(sizes))
-        options = found.options | sizes | {"epsilons": "timm"}
-        return dataclasses.replace(found, options=options, assumed=(*found.assumed, "epsilons"))
+        detected = vit_timm.recognise(shapes, metadata, _stride(sizes))
+        options = detected.options | sizes | {"epsilons": "timm"}
+        return dataclasses.replace(
+            detected, options=options, assumed=(*detected.assumed, "epsilons")
+        )
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
         below = resnet.timm_rules("embedding/backbone", _BACKBONE, config.backbone)

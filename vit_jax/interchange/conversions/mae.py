@@ -118,8 +118,8 @@ class MaeAuthors(MaeConversion):
             "parallel blocks": config.parallel,
             "blocks without biases": not config.qkv_bias,
         }
-        found = [name for name, there in lacks.items() if there]
-        reason = f"MAE's own code has no {', no '.join(found)}" if found else ""
+        missing = [name for name, lacking in lacks.items() if lacking]
+        reason = f"MAE's own code has no {', no '.join(missing)}" if missing else ""
         return reason or vit_flax.refusal_everywhere(config)
 
 
@@ -177,12 +177,12 @@ def find_decoder(
     positions = table[-1].theirs
     if positions in extras:
         wanted["position"] = jax.ShapeDtypeStruct(_positions(config).shape, np.float32)
-    found = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    tensors = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {name: shape for name, (shape, _) in translation.specs(table, wanted).items()}:
         logging.info("the decoder in the checkpoint is skipped: it is none of MAE's")
         return None
-    params = translation.to_ours(table, found, wanted, source="the decoder")
+    params = translation.to_ours(table, tensors, wanted, source="the decoder")
     position = params.pop("position", None)
     if position is not None and not np.allclose(position, _positions(config), atol=1e-5):
         logging.info(

@@ -48,9 +48,9 @@ def is_about_positions(name: str) -> bool:
 
 def matching(skips: Iterable[Skip | str], names: Iterable[str]) -> dict[str, Skip]:
     """The names that are skipped, each with the first `Skip` that matches it. A pattern alone may stand for one."""
-    skips = [Skip(one, "its family skips it") if isinstance(one, str) else one for one in skips]
-    found = {n: next((s for s in skips if re.fullmatch(s.pattern, n)), None) for n in names}
-    return {name: skip for name, skip in found.items() if skip}
+    skips = [Skip(item, "its family skips it") if isinstance(item, str) else item for item in skips]
+    by_name = {n: next((s for s in skips if re.fullmatch(s.pattern, n)), None) for n in names}
+    return {name: skip for name, skip in by_name.items() if skip}
 
 
 def text(skipped: Mapping[str, Skip]) -> str:
@@ -71,9 +71,9 @@ def check_computed(
     for name, skip in skipped.items():
         if skip.computed is None:
             continue
-        found = np.asarray(tensors[name])
-        expected = skip.computed(found, config)
-        if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-5, atol=0):
+        values = np.asarray(tensors[name])
+        expected = skip.computed(values, config)
+        if values.shape != expected.shape or not np.allclose(values, expected, rtol=1e-5, atol=0):
             raise CheckpointError(
                 f"{source}: {name} has other values than the model computes in its place: {skip.reason}. The model "
                 "would see other places"

@@ -36,9 +36,11 @@ def specs(
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
-    found = {n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()}
+    tensor_specs = {
+        n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()
+    }
     fixed = _constants(rules, constants, dtypes or {})
-    return found | {n: (x.shape, x.dtype) for n, x in fixed.items()}
+    return tensor_specs | {n: (x.shape, x.dtype) for n, x in fixed.items()}
 
 
 def constants(
@@ -54,7 +56,7 @@ def constants(
       CheckpointError: a value follows from an option, and the model's gives another.
     """
     known = [rule for rule in rules if isinstance(rule, Constant) and rule.theirs in tensors]
-    found = {}
+    values = {}
     for rule in known:
         value = np.asarray(tensors[rule.theirs])
         if rule.option and not _is_value_of(rule, value):
@@ -62,8 +64,8 @@ def constants(
                 f"{source}: {rule.theirs} is {value.tolist()}, but the model's {rule.option} gives "
                 f"{np.asarray(rule.value).tolist()}: set {rule.option} to what this file was trained with"
             )
-        found[rule.theirs] = _shortest(value, np.asarray(rule.value))
-    return found
+        values[rule.theirs] = _shortest(value, np.asarray(rule.value))
+    return values
 
 
 def _shortest(value: np.ndarray, new: np.ndarray) -> int | float | list | None:
@@ -77,20 +79,20 @@ def _shortest(value: np.ndarray, new: np.ndarray) -> int | float | list | None:
     return first.tolist()[0] if uniform else value.tolist()
 
 
-def _is_value_of(rule: Constant, found: np.ndarray) -> bool:
+def _is_value_of(rule: Constant, stored: np.ndarray) -> bool:
     """Whether a file has the value that follows from the model's options."""
     expected = np.asarray(rule.value)
-    if _nearly_equal(found, expected):
+    if _nearly_equal(stored, expected):
         return True
     short = jax.numpy.bfloat16
-    is_short = rule.rounded and np.array_equal(found.astype(short).astype(found.dtype), found)
-    return bool(is_short and _nearly_equal(found.astype(short), expected))
+    is_short = rule.rounded and np.array_equal(stored.astype(short).astype(stored.dtype), stored)
+    return bool(is_short and _nearly_equal(stored.astype(short), expected))
 
 
-def _nearly_equal(found: np.ndarray, expected: np.ndarray) -> bool:
+def _nearly_equal(stored: np.ndarray, expected: np.ndarray) -> bool:
     """Whether values are equal but for the rounding of the type that a file has them in."""
-    tolerance = 4 * float(jax.numpy.finfo(found.dtype).eps)
-    return np.allclose(found.astype(np.float64), expected, rtol=tolerance, atol=0)
+    tolerance = 4 * float(jax.numpy.finfo(stored.dtype).eps)
+    return np.allclose(stored.astype(np.float64), expected, rtol=tolerance, atol=0)
 
 
 def to_ours(
@@ -283,7 +285,10 @@ def _shapes(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
         for layer in range(*stacked_over):
             yield from zip(rule.names_of(layer), shapes, strict=True)
     else:
-        yield from ((n, stacked_over + one) for n, one in zip(rule.names, shapes, strict=True))
+        yield from (
+            (n, stacked_over + layer_shape)
+            for n, layer_shape in zip(rule.names, shapes, strict=True)
+        )
 
 
 def _constants(
@@ -295,12 +300,12 @@ def _constants(
     new = {rule.theirs: np.asarray(rule.value) for rule in rules if isinstance(rule, Constant)}
     if constants is None:
         return new
-    found = {
+    values = {
         n: x if constants[n] is None else constants[n] for n, x in new.items() if n in constants
     }
     return {
         n: np.full(new[n].shape, np.asarray(value, dtypes.get(n, new[n].dtype)))
-        for n, value in found.items()
+        for n, value in values.items()
     }
 
 

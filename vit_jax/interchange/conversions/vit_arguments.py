@@ -20,8 +20,8 @@ ROPES = {"cat": "axial", "dinov3": "centred", "mixed": "mixed"}
 NORMS = {"LayerNorm": "layer", "layernorm": "layer", "RmsNorm": "rms", "rmsnorm": "rms"}
 VIT, DISTILLED, EVA = "VisionTransformer", "VisionTransformerDistilled", "Eva"
 KINDS = (VIT, DISTILLED, EVA)
-# What no tensor tells, and what timm takes by default.
-UNTOLD = {
+# Options that no tensor shows, and what timm takes by default.
+NOT_IN_TENSORS = {
     "heads": None,
     "activation": "gelu",
     "epsilon": 1e-6,
@@ -105,7 +105,7 @@ _HARMLESS = {
 
 def _mlp(take, eva: bool, width: int) -> tuple[bool, int]:
     """Whether the MLPs have a gate, and the size of their hidden layer."""
-    ratio = 4.0 if (found := take("mlp_ratio", 4.0)) is None else found
+    ratio = 4.0 if (given := take("mlp_ratio", 4.0)) is None else given
     hidden = int(width * ratio)
     if eva:
         aligned = take("swiglu_align_to", 0)
@@ -198,7 +198,7 @@ def _eva(take, options: Options, metadata: Mapping[str, Any]) -> Options:
 def _no_rope(take=None) -> Options:
     for name in _ROPE_ARGUMENTS if take else ():
         take(name, None)
-    return {name: UNTOLD[name] for name in UNTOLD if name.startswith("rope")}
+    return {name: NOT_IN_TENSORS[name] for name in NOT_IN_TENSORS if name.startswith("rope")}
 
 
 _ROPE_ARGUMENTS = (

@@ -25,17 +25,17 @@ def fields(shapes: contract.Shapes, metadata: Mapping[str, Any]) -> dict[str, An
     at = next((p for p in _PREFIXES if f"{p}embeddings.cls_token" in shapes), None)
     if at is None:
         return None
-    found = _dinov3(shapes, at) or _bert(shapes, at)
-    if found is None:
+    stated = _dinov3(shapes, at) or _bert(shapes, at)
+    if stated is None:
         return None
     width, channels, patch, across = shapes[_patches(shapes, at)]
-    found |= {"hidden_size": width, "num_channels": channels, "patch_size": [patch, across]}
+    stated |= {"hidden_size": width, "num_channels": channels, "patch_size": [patch, across]}
     table = shapes.get(f"{at}embeddings.position_embeddings")
     if table is not None:
-        tokens = 2 if found["model_type"] == "deit" else 1
+        tokens = 2 if stated["model_type"] == "deit" else 1
         grid, _ = contract.patch_grid(table[1], (tokens,), patch, metadata)
-        found["image_size"] = contract.image_size(grid, patch)
-    return found
+        stated["image_size"] = contract.image_size(grid, patch)
+    return stated
 
 
 def _patches(shapes: contract.Shapes, at: str) -> str:

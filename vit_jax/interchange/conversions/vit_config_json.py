@@ -65,7 +65,7 @@ def options(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # What no tensor contains, and which of our options says it.
-_UNTOLD = {
+_NOT_IN_TENSORS = {
     "image_size": "image_size",
     "num_attention_heads": "heads",
     "hidden_act": "activation",
@@ -80,7 +80,7 @@ def assumed(stated: Collection[str], more: Mapping[str, str] | None = None) -> t
       stated: the fields of config.json.
       more: further fields that no tensor contains, and our options.
     """
-    fields = _UNTOLD | dict(more or {})
+    fields = _NOT_IN_TENSORS | dict(more or {})
     return tuple(ours for theirs, ours in fields.items() if theirs not in stated)
 
 

@@ -97,7 +97,7 @@ class DINOv3(vit_timm.Timm):
         `local_norm` are what a file has.
         """
         at, width, size = layout["prefix"], config.width, config.width // config.heads // 4
-        found: list[Rule | Constant] = []
+        all_rules: list[Rule | Constant] = []
         for rule in super().rules(config, layout):
             if rule.ours == "encoder/layers/attention/qkv/bias" and not config.key_bias:
                 theirs, transform = (f"{at}{_QKV}.bias",), chain(_WITHOUT_KEYS, rule.transform)
@@ -105,12 +105,12 @@ class DINOv3(vit_timm.Timm):
             else:
                 names = tuple(_named(name, config, at) for name in rule.names)
                 rule = dataclasses.replace(rule, theirs=names)
-            found.append(rule)
+            all_rules.append(rule)
         periods = (config.rope_theta ** (np.arange(size) / size)).astype(np.float32)
         mask = np.repeat(np.float32([1, 0, 1]), width)
         norm = {"weight": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
         return [
-            *found,
+            *all_rules,
             Constant(f"{at}mask_token", np.zeros((1, width), np.float32)),
             Constant(f"{at}{_PERIODS}", periods, "rope_theta", rounded=True),
             *(
@@ -139,15 +139,15 @@ class DINOv3(vit_timm.Timm):
 
     def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Biases multiplied by their masks, as the authors' code does."""
-        found = dict(tensors)
+        products = dict(tensors)
         for name in tensors:
             if not name.endswith(".bias_mask"):
                 continue
             bias = name.removesuffix("_mask")
             if bias not in tensors:
                 raise CheckpointError(f"{name} is a mask, and there is no {bias} that it is for")
-            found[bias] = _masked(bias, tensors[bias], tensors[name])
-        return found
+            products[bias] = _masked(bias, tensors[bias], tensors[name])
+        return products
 
     def refusal(self, config: PublishedViTConfig) -> str:
         head = ("token_mean",) if config.num_classes else ("token", "token_mean")
@@ -167,10 +167,10 @@ class DINOv3(vit_timm.Timm):
             "norms without biases": not config.norm_bias,
             "weighted_layers": config.weighted_layers,
         }
-        found = [part for part, there in lacks.items() if there]
+        missing = [part for part, lacking in lacks.items() if lacking]
         known = ("layer_scale", "gated_mlp", "rope", "rope_theta", "key_bias", "crop_to_patches")
-        found += vit_flax.parts_beside(config, known)
-        return f"DINOv3's own code has no {', no '.join(found)}" if found else ""
+        missing += vit_flax.parts_beside(config, known)
+        return f"DINOv3's own code has no {', no '.join(missing)}" if missing else ""
 
     def expressed(
         self, config: PublishedViTConfig, params: dict

@@ -71,12 +71,12 @@ class BigVision(Official):
     ) -> contract.DetectedModel | None:
         if "embedding/kernel" not in shapes or "conv_root/kernel" in shapes:
             return None
-        found = recognise(shapes, metadata)
-        if found.options["pool"] == "mean":
-            found = dataclasses.replace(
-                found, open={"pool": contract.Open(("mean", "first"), _NO_POOL)}
+        detected = recognise(shapes, metadata)
+        if detected.options["pool"] == "mean":
+            detected = dataclasses.replace(
+                detected, open={"pool": contract.Open(("mean", "first"), _NO_POOL)}
             )
-        return found
+        return detected
 
     def layout(self, config: PublishedViTConfig) -> dict:
         """A tensor for each block's."""

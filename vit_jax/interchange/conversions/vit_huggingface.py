@@ -66,12 +66,12 @@ class HuggingFace(HuggingFaceConversion):
         stated = vit_bare.fields(shapes, metadata)
         if stated is None:
             return None
-        found = self.recognise(shapes, dict(metadata) | stated)
-        if found is None:
+        detected = self.recognise(shapes, dict(metadata) | stated)
+        if detected is None:
             return None
-        heads, left_open = vit_options.published_heads(found.options)
-        options, layout = found.options | {"heads": heads}, found.layout | {"bare": stated}
-        return dataclasses.replace(found, options=options, layout=layout, open=left_open)
+        heads, left_open = vit_options.published_heads(detected.options)
+        options, layout = detected.options | {"heads": heads}, detected.layout | {"bare": stated}
+        return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
@@ -122,9 +122,9 @@ class HuggingFace(HuggingFaceConversion):
             not in (0, config.width),
             "distillation_head without classes": config.two_heads and not config.num_classes,
         }
-        found = [name for name, there in lacks.items() if there]
-        if found:
-            return f"transformers' ViT and DeiT have no {', no '.join(found)}"
+        missing = [name for name, lacking in lacks.items() if lacking]
+        if missing:
+            return f"transformers' ViT and DeiT have no {', no '.join(missing)}"
         return refusal_everywhere(config)
 
     def expressed(

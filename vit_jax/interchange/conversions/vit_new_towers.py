@@ -78,9 +78,9 @@ def refusal(config: PublishedViTConfig, kind: str) -> str:
         "registers": kind in ("clip", "siglip") and config.registers,
         "patches with a bias before a norm": kind == "clip" and config.patch_bias,
     }
-    found = [part for part, there in lacks.items() if there]
-    found += vit_flax.parts_beside(config, _PARTS[kind])
-    return f"transformers' {name} has no {', no '.join(found)}" if found else ""
+    missing = [part for part, lacking in lacks.items() if lacking]
+    missing += vit_flax.parts_beside(config, _PARTS[kind])
+    return f"transformers' {name} has no {', no '.join(missing)}" if missing else ""
 
 
 def _refused_head(config: PublishedViTConfig, kind: str) -> str:

@@ -15,8 +15,8 @@ from vit_jax.interchange.conversions.vit_arguments import (
     ACTIVATIONS,
     EVA,
     KINDS,
+    NOT_IN_TENSORS,
     POOLS,
-    UNTOLD,
     VIT,
     Options,
     from_arguments,
@@ -53,7 +53,7 @@ def from_tensors(shapes: Shapes) -> Options:
     pooled, tokens = "fc_norm.weight" in shapes, "norm.weight" in shapes
     if pooled and tokens:
         raise CheckpointError("norms of both the tokens and what is pooled are not supported")
-    found = {
+    options = {
         "num_classes": shapes.get("head.bias", (0,))[0],
         "channels": channels,
         "patch": patch,
@@ -80,12 +80,12 @@ def from_tensors(shapes: Shapes) -> Options:
     }
     if "attn_pool.latent" in shapes:
         hidden = shapes["attn_pool.mlp.fc1.bias"][0]
-        found |= {"pool": "map", "map_mlp_dim": 0 if hidden == down else hidden}
+        options |= {"pool": "map", "map_mlp_dim": 0 if hidden == down else hidden}
     elif not has_class:
-        found |= {"pool": "mean"}
+        options |= {"pool": "mean"}
     if "rope.freqs" in shapes:
-        found |= {"rope": "mixed"}
-    return found
+        options |= {"rope": "mixed"}
+    return options
 
 
 def _class_of(shapes: Shapes) -> str:
@@ -96,22 +96,22 @@ def _class_of(shapes: Shapes) -> str:
 
 
 def settled(
-    found: Options, shapes: Shapes, metadata: Mapping[str, Any]
+    tensor_options: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """The options that tensors do not tell, those of them that are open, and those that are assumed.
 
     Args:
-      found: what the tensors tell.
+      tensor_options: what the tensors tell.
       shapes: of the tensors.
       metadata: see `TimmConversion`.
 
     Raises:
       CheckpointError: the metadata contradicts the tensors, or is not supported.
     """
-    own = {name: metadata[name] for name in UNTOLD if name in metadata}
-    options, left, compared = _from_said(found, shapes, metadata)
+    own = {name: metadata[name] for name in NOT_IN_TENSORS if name in metadata}
+    options, left, compared = _from_metadata(tensor_options, shapes, metadata)
     options |= own
-    assumed = (n for n in compared if n not in own and _matters(n, found | options))
+    assumed = (n for n in compared if n not in own and _matters(n, tensor_options | options))
     return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
 
 
@@ -123,13 +123,13 @@ def _matters(name: str, options: Options) -> bool:
     return name not in needed or options["pool"] in needed[name]
 
 
-def _from_said(
-    found: Options, shapes: Shapes, metadata: Mapping[str, Any]
+def _from_metadata(
+    tensor_options: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """As `settled`, of a file that is not ours; the last are the options found by comparison."""
     named = metadata.get("architecture", "")
     known = published.architectures().get(named)
-    arguments = {n: v for n, v in metadata.items() if n not in _BESIDE_ARGUMENTS}
+    arguments = {n: v for n, v in metadata.items() if n not in _NO_ARGUMENTS}
     if known or _stated(arguments):
         kind = known.kind if known else _kind(arguments)
         if kind not in KINDS:
@@ -137,13 +137,24 @@ def _from_said(
                 f"the tensors are those of a ViT, but {named} is a {kind} of timm"
             )
         options = from_arguments(kind, (known.arguments if known else {}) | arguments)
-        _compare(found, options, "cls_token" in shapes, named)
-        return {name: options[name] for name in UNTOLD if name not in found}, {}, ()
-    return _by_comparison(found, shapes, arguments)
+        _compare(tensor_options, options, "cls_token" in shapes, named)
+        return (
+            {name: options[name] for name in NOT_IN_TENSORS if name not in tensor_options},
+            {},
+            (),
+        )
+    return _by_comparison(tensor_options, shapes, arguments)
 
 
 # What `metadata` has that is no argument of timm's class.
-_BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", "written_here", *UNTOLD}
+_NO_ARGUMENTS = {
+    "architecture",
+    "tag",
+    "image_size",
+    "wanted_size",
+    "written_here",
+    *NOT_IN_TENSORS,
+}
 # Arguments without which little of a model is known.
 _STATING = {"embed_dim", "num_heads"}
 
@@ -157,13 +168,13 @@ def _kind(arguments: Mapping[str, Any]) -> str:
     return EVA if of_eva else VIT
 
 
-def _compare(found: Options, options: Options, has_class: bool, named: str) -> None:
+def _compare(tensor_options: Options, options: Options, has_class: bool, named: str) -> None:
     """Raises `CheckpointError` where tensors and metadata contradict each other."""
     metadata = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
-    from_file = found | {"class_token": has_class}
+    from_file = tensor_options | {"class_token": has_class}
     for name in metadata.keys() & from_file.keys() - {
         *_FITTED,
-        *UNTOLD,
+        *NOT_IN_TENSORS,
         "map_mlp_dim",
         "last_norm",
     }:
@@ -175,7 +186,7 @@ def _compare(found: Options, options: Options, has_class: bool, named: str) -> N
 
 
 def _by_comparison(
-    found: Options, shapes: Shapes, arguments: Mapping[str, Any]
+    tensor_options: Options, shapes: Shapes, arguments: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """What all published models with such tensors have in common; of what they have not, the likeliest. The
     few `arguments` that a config.json says come first.
@@ -185,9 +196,9 @@ def _by_comparison(
         for theirs, ours, names in _SAID_ALONE
         if theirs in arguments
     }
-    from_file = {n: v for n, v in found.items() if n not in (*_FITTED, *UNTOLD)}
+    from_file = {n: v for n, v in tensor_options.items() if n not in (*_FITTED, *NOT_IN_TENSORS)}
     has_class = "cls_token" in shapes
-    from_file |= {"class": has_class, "map": found.get("pool") == "map"}
+    from_file |= {"class": has_class, "map": tensor_options.get("pool") == "map"}
     from_file |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
     alike = _published_with(from_file)
     if not alike:
@@ -199,14 +210,18 @@ def _by_comparison(
         ]
     likeliest = {"pool": "token" if has_class else "mean"}
     options, left = {}, {}
-    for name, usual in UNTOLD.items():
-        if name in found or name in metadata:
+    for name, usual in NOT_IN_TENSORS.items():
+        if name in tensor_options or name in metadata:
             continue
         values: dict[Any, list[str]] = {}
         for architecture, other in alike:
             values.setdefault(other[name], []).append(architecture)
         options[name] = next(iter(values), likeliest.get(name, usual))
-        usual_doubt = ("activation", "pool", *(("rope",) if found["position"] == "none" else ()))
+        usual_doubt = (
+            "activation",
+            "pool",
+            *(("rope",) if tensor_options["position"] == "none" else ()),
+        )
         unknown = not alike and name in usual_doubt
         if len(values) > 1 or options[name] is None or unknown:
             left[name] = Open(ask=_ask(name, values))
@@ -264,7 +279,7 @@ def supported(architecture: str) -> bool:
 @functools.cache
 def _known() -> list[tuple[str, Options]]:
     """Every ViT of timm that can be computed here, with its options."""
-    found = []
+    all_options = []
     for name, known in published.architectures().items():
         if known.kind not in KINDS:
             continue
@@ -274,8 +289,8 @@ def _known() -> list[tuple[str, Options]]:
             continue
         has_class = options["pool"] == "token" or options["keep_class_token"]
         from_file = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
-        found.append((name, options | from_file))
-    return found
+        all_options.append((name, options | from_file))
+    return all_options
 
 
 def _ask(name: str, values: Mapping[Any, list[str]]) -> str:

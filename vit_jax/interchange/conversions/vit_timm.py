@@ -37,7 +37,7 @@ class Timm(contract.TimmConversion):
     """VisionTransformer and Eva."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
-    # The names of DINOv2's and DINOv3's own code, which while training cuts the blocks into chunks.
+    # The names of DINOv2's and DINOv3's own code, which splits the blocks into chunks while training.
     renamed = (
         (r"^(register|storage)_tokens$", "reg_token"),
         (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
@@ -297,9 +297,9 @@ def recognise(
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     known_options = vit_options.from_tensors(shapes)
-    found, left, assumed = vit_options.settled(known_options, shapes, metadata)
-    columns_first = found.pop("rope_columns_first", False)
-    options = known_options | found | {"keep_class_token": has_class}
+    settled, left, assumed = vit_options.settled(known_options, shapes, metadata)
+    columns_first = settled.pop("rope_columns_first", False)
+    options = known_options | settled | {"keep_class_token": has_class}
     pixels, placed = known_options["patch"] * stride, has_class + known_options["distilled"]
     known = published.preprocessing(metadata.get("architecture", ""), metadata.get("tag", ""))
     metadata = ({"image_size": known.image_size} if known else {}) | dict(metadata)

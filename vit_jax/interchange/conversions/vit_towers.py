@@ -59,15 +59,15 @@ DEFAULTS: dict[str, Fields] = {
 _PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
 
 
-def _place_numbers(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
-    return np.arange(found.size).reshape(found.shape)
+def _place_numbers(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+    return np.arange(stored.size).reshape(stored.shape)
 
 
-def _no_rows(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+def _no_rows(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
     return np.zeros((1, 0, config.width))
 
 
-def _frequencies(found: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
+def _frequencies(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
     size = config.width // config.heads // 4
     return config.rope_theta ** (-np.arange(size) / size)
 
@@ -102,12 +102,12 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     nested = {**metadata.get("vision_config", {}), **(metadata.get("vision_config_dict") or {})}
     value |= nested
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
-    found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
-    if not found:
+    prefixes = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
+    if not prefixes:
         raise KeyError("embeddings.patch_embedding.weight")
-    layout = {"kind": kind.removesuffix("_vision_model"), "prefix": found[0]}
+    layout = {"kind": kind.removesuffix("_vision_model"), "prefix": prefixes[0]}
     options = vit_config_json.options(value) | {"num_classes": 0}
-    beside = {
+    details_of = {
         "dinov2": _dinov2,
         "dinov2_with_registers": _dinov2,
         "dinov3_vit": _dinov3,
@@ -115,7 +115,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
         "siglip2": _siglip,
         "clip": _clip,
     }.get(layout["kind"], _plain)
-    more, left_out = beside(shapes, value, found[0])
+    more, left_out = details_of(shapes, value, prefixes[0])
     if not more.get("registers"):  # DINOv3 keeps a table of none.
         left_out = (*left_out, _NO_REGISTERS)
     # NaFlex has a number of patches in place of a size.

@@ -25,8 +25,8 @@ from vit_jax.base.schema import option
 from vit_jax.compute import recompute, stack
 from vit_jax.compute.convolution import standardize
 from vit_jax.compute.dense import dense
-from vit_jax.models import classifier
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models import classifier, contract
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import corner_aligned
 from vit_jax.models.layers import Kernel
 from vit_jax.models.zoo import resnet
@@ -62,11 +62,11 @@ class AxialResNetConfig(Stages, classifier.ClassifierConfig):
     @property
     def grids(self) -> list[tuple[int, int]]:
         """Heights and widths of the feature maps: after the root, then after each stage."""
-        found = [tuple(-(-length // 4) for length in self.height_width)]
+        maps = [tuple(-(-length // 4) for length in self.height_width)]
         for stage in range(len(self.units)):
-            half = tuple(-(-length // 2) for length in found[-1])
-            found.append(half if stage else found[-1])
-        return found
+            half = tuple(-(-length // 2) for length in maps[-1])
+            maps.append(half if stage else maps[-1])
+        return maps
 
     @property
     def tokens(self) -> int:
@@ -82,7 +82,7 @@ class AxialResNetConfig(Stages, classifier.ClassifierConfig):
     def inputs(self) -> tuple[str, ...]:
         return (*super().inputs, "root_norm")
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "AxialResNetConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         if not name.endswith("/relative") or self.grids == target.grids:
@@ -156,7 +156,7 @@ class AxialResNet(classifier.Classifier):
         features = x.mean((1, 2))
         logits = self.classify(features)
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, kept(capture, **captured))
+        return ModelOutput(logits, features, tokens, contract.captured(capture, **captured))
 
 
 class Stage(resnet.Stage):

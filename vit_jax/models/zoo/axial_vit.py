@@ -65,11 +65,11 @@ class AxialLayer(nnx.Module):
     """x + attention(norm(x)) in each line of a grid, then x + mlp(norm(x))."""
 
     def __init__(self, config: AxialViTConfig, *, dtype, rngs: nnx.Rngs):
-        width, how = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
+        width, common = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
         self.attention_norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.attention = Attention(width, config.heads, implementation=config.attention, **how)
+        self.attention = Attention(width, config.heads, implementation=config.attention, **common)
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **how)
+        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **common)
 
     def __call__(
         self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None

@@ -10,8 +10,9 @@ from flax import nnx
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
+from vit_jax.models import contract
 from vit_jax.models.attention import Attention
-from vit_jax.models.contract import Capture, kept
+from vit_jax.models.contract import Capture
 from vit_jax.models.layers import Linear, layer_norm
 from vit_jax.models.vit import Block, VisionTransformerConfig
 
@@ -91,7 +92,9 @@ class Branch(nnx.Module):
 
         def step(block, x, rate, key):
             x, weights = block(x, rate, key)
-            return x, kept(capture, **{f"{prefix}attention": weights, f"{prefix}blocks": x})
+            return x, contract.captured(
+                capture, **{f"{prefix}attention": weights, f"{prefix}blocks": x}
+            )
 
         return stack.scan(
             step,

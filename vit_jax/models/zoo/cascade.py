@@ -130,21 +130,21 @@ def network(
     Raises:
       ConfigError: the windows do not cut the images into this grid.
     """
-    found = {"t2t": _t2t, "deit": _deit}[config.backbone](config, windows, link)
-    if found.grid != grid:
-        gives = "x".join(map(str, found.grid))
+    config_of_exit = {"t2t": _t2t, "deit": _deit}[config.backbone](config, windows, link)
+    if config_of_exit.grid != grid:
+        gives = "x".join(map(str, config_of_exit.grid))
         raise ConfigError(
             f"model.windows = {windows} cut images of {sizes.size_text(config.image_size)} pixels into "
             f"{gives} tokens, not into the {grid[0]}x{grid[1]} of model.grids"
         )
-    return found
+    return config_of_exit
 
 
 def count_tokens(backbone: str, side: int, windows: Windows) -> int | None:
     """Tokens along a side of an image; `None` if windows leave out pixels."""
     splits = (windows, t2t.LATER_SPLIT, t2t.LATER_SPLIT) if backbone == "t2t" else (windows,)
-    found = t2t.window_counts(side, splits)
-    return found[-1] if found else None
+    counts = t2t.window_counts(side, splits)
+    return counts[-1] if counts else None
 
 
 def at_size(
@@ -155,10 +155,10 @@ def at_size(
     """
     side, stride, padding = windows
     for around in (padding,) if backbone == "t2t" else range(side):
-        found = side, stride, around
-        grid = tuple(count_tokens(backbone, length, found) for length in height_width)
+        windows_of_size = side, stride, around
+        grid = tuple(count_tokens(backbone, length, windows_of_size) for length in height_width)
         if all(grid):
-            return found, grid
+            return windows_of_size, grid
     return None
 
 
@@ -171,12 +171,12 @@ def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int
         candidates = [*PUBLISHED_SPLITS, *candidates]
     else:
         candidates = [(s, s, p) for s in strides for p in range(s)]
-    found = {}
+    by_grid = {}
     for windows in candidates:
         grid = tuple(count_tokens(backbone, side, windows) for side in height_width)
         if all(grid):
-            found.setdefault(grid, windows)
-    return found
+            by_grid.setdefault(grid, windows)
+    return by_grid
 
 
 def _t2t(config: classifier.ClassifierConfig, windows: Windows, link: reuse.Link) -> T2TNetwork:

@@ -165,7 +165,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
         """The layers for layer-wise decay. Branches run side by side, so each stage counts as one."""
         return {f"stages/{i + 1}": 1 for i in range(len(self.depths))}
 
-    def at_size(self, image_size: Size) -> dict[str, Size]:
+    def options_for_image_size(self, image_size: Size) -> dict[str, Size]:
         """Both branches' image sizes change by the same factor, rounded to whole patches."""
         if not self.large_image_size:
             return {}
@@ -173,7 +173,7 @@ class CrossViTConfig(classifier.ClassifierConfig):
             "large_image_size": _scaled(image_size, self.image_size, self.large_size, self.patch)
         }
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "CrossViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """How a parameter becomes that of `target`: each branch's positions are interpolated."""

@@ -133,12 +133,14 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
     def layers(self) -> dict[str, int]:
         return {f"stages/{name}/layers": count for name, (count, _) in self.named_stages.items()}
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "DeepViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """How a parameter becomes that of `target`; patches of a stem's features are not resized."""
         embedding = name.startswith("embedding/")
-        return None if self.conv_stem and embedding else super().fit(name, target, resize=resize)
+        if self.conv_stem and embedding:
+            return None
+        return super().fit_parameter(name, target, resize=resize)
 
     def block_flops(self) -> int:
         """Operations of one block without the mixing of maps by Θ."""
@@ -174,8 +176,8 @@ class DeepViTBlock(nnx.Module):
         if reattention:
             self.attention = ReAttention(config, dtype=dtype, rngs=rngs)
         else:
-            how = dict(implementation=config.attention, dtype=dtype, rngs=rngs)
-            self.attention = Attention(config.width, config.heads, **how)
+            common = dict(implementation=config.attention, dtype=dtype, rngs=rngs)
+            self.attention = Attention(config.width, config.heads, **common)
         self.mlp_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(
             config.width, config.mlp_dim, activation="gelu", dropout=0.0, dtype=dtype, rngs=rngs
@@ -232,9 +234,9 @@ class DeepViT(stacked.StackedModel):
             depths = (self.layer_weights(), *depths)
         for name, (count, _) in config.named_stages.items():
             mine = [None if a is None else a[first : first + count] for a in depths]
-            how = dict(remat=choices.remat(config), unroll=config.unroll)
-            x, found = stack.scan(step, self.stages[name].layers, x, tuple(mine), **how)
-            captured.append(found)
+            loop = dict(remat=choices.remat(config), unroll=config.unroll)
+            x, arrays = stack.scan(step, self.stages[name].layers, x, tuple(mine), **loop)
+            captured.append(arrays)
             first += count
         x = x[1] if config.weighted_layers else x
         return x, {name: jnp.concatenate([c[name] for c in captured]) for name in captured[0]}

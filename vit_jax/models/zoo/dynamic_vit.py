@@ -158,35 +158,35 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
     @property
     def exit_flops(self) -> tuple[int, ...]:
         """Operations of one image up to each exit, those before included. Matrix products only."""
-        total, found = 0, []
+        total, flops = 0, []
         for network in self.networks:
             total += network.flops() + network.link.flops(network)
-            found.append(total)
-        return tuple(found)
+            flops.append(total)
+        return tuple(flops)
 
     def flops(self) -> int:
         """Operations of one image that no exit lets go: those of `exit_flops` up to the last."""
         return self.exit_flops[-1]
 
-    def at_size(self, image_size: Size) -> dict[str, Any]:
+    def options_for_image_size(self, image_size: Size) -> dict[str, Any]:
         """The windows of the image stay; so there are other grids."""
         pixels = sizes.height_width(image_size)
-        found = [cascade.at_size(self.backbone, pixels, n.windows) for n in self.networks]
-        if not all(found):
+        fits = [cascade.at_size(self.backbone, pixels, n.windows) for n in self.networks]
+        if not all(fits):
             return {}  # whose error says what does not fit
-        windows, grids = zip(*found, strict=True)
+        windows, grids = zip(*fits, strict=True)
         return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
-    def starts_anew(self, target: "DynamicViTConfig") -> tuple[str, ...]:
-        return tuple(f"exit_\\d+/{pattern}" for pattern in super().starts_anew(target))
+    def reset_patterns(self, target: "DynamicViTConfig") -> tuple[str, ...]:
+        return tuple(f"exit_\\d+/{pattern}" for pattern in super().reset_patterns(target))
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "DynamicViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """How a parameter becomes that of `target`: each exit as a network of its own."""
         exit_name, _, name = name.partition("/")
         index = exit_names(self).index(exit_name)
-        return self.networks[index].fit(name, target.networks[index], resize=resize)
+        return self.networks[index].fit_parameter(name, target.networks[index], resize=resize)
 
 
 def exit_names(config: DynamicViTConfig) -> list[str]:
@@ -266,16 +266,16 @@ def _windows_for(config: DynamicViTConfig, grid: tuple[int, int]) -> cascade.Win
     Raises:
       ConfigError: there are none.
     """
-    found = cascade.fitting(config.backbone, config.height_width)
-    if grid not in found:
-        near = sorted(found, key=lambda g: abs(math.prod(g) - math.prod(grid)))[:3]
+    by_grid = cascade.fitting(config.backbone, config.height_width)
+    if grid not in by_grid:
+        near = sorted(by_grid, key=lambda g: abs(math.prod(g) - math.prod(grid)))[:3]
         near = _text(tuple(sizes.parse(g) for g in sorted(near)))
         raise ConfigError(
             f"model.grids: images of {sizes.size_text(config.image_size)} pixels cannot be split into "
             f"{grid[0]}x{grid[1]} tokens by the windows of a {config.backbone} backbone; nearest grids "
             f"that fit: {near or 'none'}"
         )
-    return found[grid]
+    return by_grid[grid]
 
 
 def _text(grids: tuple[Size, ...]) -> str:

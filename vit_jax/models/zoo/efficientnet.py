@@ -25,9 +25,9 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, convolution, partitioning, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import draw_key, drop_path, dropout, split
-from vit_jax.models import batch_norm, classifier
+from vit_jax.models import batch_norm, classifier, contract
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import Kernel, SqueezeExcite
 
 
@@ -166,17 +166,17 @@ class EfficientNetConfig(batch_norm.BatchNormConfig):
     @property
     def blocks(self) -> list[Shape]:
         """All blocks in their order; equal ones that follow each other are one of these."""
-        found, inputs, before = [], scaled(ROOT, self.width_factor), 0
+        shapes, inputs, before = [], scaled(ROOT, self.width_factor), 0
         for number, (count, stage) in enumerate(zip(self.units, STAGES, strict=False), 1):
             outputs = scaled(stage.channels, self.width_factor)
             name, inside = f"stages/{number}", (stage.kernel, stage.stride, stage.expansion)
-            found.append(Shape(f"{name}/first", 1, before, inputs, outputs, *inside))
+            shapes.append(Shape(f"{name}/first", 1, before, inputs, outputs, *inside))
             if count > 1:
                 inside = (stage.kernel, 1, stage.expansion)
                 others = Shape(f"{name}/layers", count - 1, before + 1, outputs, outputs, *inside)
-                found.append(others)
+                shapes.append(others)
             inputs, before = outputs, before + count
-        return found
+        return shapes
 
     @property
     def outputs(self) -> int:
@@ -264,7 +264,7 @@ class EfficientNet(classifier.Classifier):
         if config.num_classes:
             logits = self.head(dropout(features.astype(jnp.float32), config.dropout, head_key))
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, kept(capture, root=root, **maps))
+        return ModelOutput(logits, features, tokens, contract.captured(capture, root=root, **maps))
 
     def _stages(
         self, x: jax.Array, key: jax.Array | None, training: bool

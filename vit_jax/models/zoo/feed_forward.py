@@ -75,7 +75,7 @@ class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
     def inputs(self) -> tuple[str, ...]:
         return (*super().inputs, "class_position")
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "FeedForwardConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         if name.startswith("layers/token_") and self.grid != target.grid:
@@ -111,11 +111,11 @@ class FeedForwardBlock(nnx.Module):
     """x + mlp(norm(x)) over channels, then the same over tokens, where the norm too is over tokens."""
 
     def __init__(self, config: FeedForwardConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
-        how = dict(activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs)
+        common = dict(activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs)
         self.channel_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.channel_mlp = Mlp(config.width, config.mlp_dim, **how)
+        self.channel_mlp = Mlp(config.width, config.mlp_dim, **common)
         self.token_norm = layer_norm(config.tokens, config.epsilon, dtype, rngs)
-        self.token_mlp = Mlp(config.tokens, config.token_hidden, **how)
+        self.token_mlp = Mlp(config.tokens, config.token_hidden, **common)
 
     def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
         """Adds the MLP of the channels, then the MLP across tokens: (B, N, D) to the same; nothing is captured."""

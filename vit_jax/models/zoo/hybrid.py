@@ -79,11 +79,13 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
         height, width = self.backbone.grid
         return height // self.patch, width // self.patch
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "HybridViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         """How a parameter becomes that of `target`; patches of a map of features are not resized."""
-        return None if name == "embedding/kernel" else super().fit(name, target, resize=resize)
+        if name == "embedding/kernel":
+            return None
+        return super().fit_parameter(name, target, resize=resize)
 
     def flops(self) -> int:
         """Operations of one image's forward pass, counted as in the two parts."""

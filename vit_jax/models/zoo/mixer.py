@@ -52,11 +52,13 @@ class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Classi
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
-    def at_size(self, image_size: Size) -> dict[str, int]:
+    def options_for_image_size(self, image_size: Size) -> dict[str, int]:
         """Images K times as large take K² copies of the MLPs over tokens (Mixer §C)."""
         return {"token_mlp_dim": self.token_mlp_dim * (self._factor(image_size) or 1) ** 2}
 
-    def fit(self, name: str, target: "MixerConfig", *, resize: str) -> tuple[str, Callable] | None:
+    def fit_parameter(
+        self, name: str, target: "MixerConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         prefix = "layers/token_mlp/"
         if not name.startswith(prefix) or self.grid == target.grid:
             return classifier.fit_patches(name, self, target)

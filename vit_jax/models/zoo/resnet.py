@@ -20,8 +20,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.convolution import standardize
-from vit_jax.models import classifier
-from vit_jax.models.contract import ModelOutput, kept
+from vit_jax.models import classifier, contract
+from vit_jax.models.contract import ModelOutput
 
 # Units of each stage (BiT §4; 26 is AugReg's).
 UNITS = {
@@ -85,12 +85,12 @@ class Stages:
 
     def unit_layers(self, stages: str) -> dict[str, int]:
         """`classifier.ClassifierConfig.layers` of the stages with this name: every unit is a layer."""
-        found = {}
+        layers = {}
         for stage, count in enumerate(self.units, 1):
-            found[f"{stages}/{stage}/first"] = 1
+            layers[f"{stages}/{stage}/first"] = 1
             if count > 1:
-                found[f"{stages}/{stage}/layers"] = count - 1
-        return found
+                layers[f"{stages}/{stage}/layers"] = count - 1
+        return layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class ResNet(classifier.Classifier):
         features = x.mean(axis=(1, 2))
         logits = self.classify(features)
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, kept(capture, **captured))
+        return ModelOutput(logits, features, tokens, contract.captured(capture, **captured))
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
         """A stage's map after the last norm: of a BiT's last stage, with the ReLU after it; others as they are."""

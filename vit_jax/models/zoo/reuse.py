@@ -19,8 +19,8 @@ from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, drop_path, dropout, split
-from vit_jax.models import attention
-from vit_jax.models.contract import Capture, kept
+from vit_jax.models import attention, contract
+from vit_jax.models.contract import Capture
 from vit_jax.models.layers import Mlp, layer_norm
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
@@ -28,7 +28,7 @@ from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 Carried = dict[str, jax.Array]
 PREFIX = 1  # the class token
 WIDENING = 3  # hidden maps of the MLP that maps relations, over those of all layers
-_KEPT = "kept"  # of what a layer gives, that which the caller captures
+_CAPTURED = "captured"  # of what a layer gives, that which the caller captures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +133,20 @@ class Encoder(nnx.Module):
 
         def step(block, x, rate, key, bias):
             x, weights, logits = block(x, rate, key, bias, features)
-            found = {"relations": logits} if link.gives_relations else {}
-            return x, found | {_KEPT: kept(capture, attention=weights, blocks=x)}
+            relations = {"relations": logits} if link.gives_relations else {}
+            return x, relations | {
+                _CAPTURED: contract.captured(capture, attention=weights, blocks=x)
+            }
 
         arguments = (*by_depth(config.drop_path, config.depth, key), biases)
-        x, found = stack.scan(
+        x, outputs = stack.scan(
             step, self.layers, x, arguments, remat=choices.remat(config), unroll=config.unroll
         )
         carried = {"features": x[:, PREFIX:]} if link.gives_features else {}
         if link.gives_relations:
-            relations = found["relations"].swapaxes(0, 1)  # (B, L, H, N, N)
+            relations = outputs["relations"].swapaxes(0, 1)  # (B, L, H, N, N)
             carried["relations"] = relations.reshape(x.shape[0], -1, *relations.shape[-2:])
-        return self.norm(x), found[_KEPT], carried
+        return self.norm(x), outputs[_CAPTURED], carried
 
 
 class ReusingBlock(nnx.Module):
@@ -155,13 +157,13 @@ class ReusingBlock(nnx.Module):
     def __init__(self, config: PublishedViTConfig, link: Link, *, dtype, rngs: nnx.Rngs):
         features = link.takes_features
         width = config.width + (link.options.feature_width if features else 0)
-        how = dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
+        common = dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
         own = dict(qkv_bias=config.qkv_bias, implementation=config.attention)
         self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.attention = Attention(config.width, config.heads, **own, **how)
+        self.attention = Attention(config.width, config.heads, **own, **common)
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(
-            config.width, config.mlp_dim, inputs=width, activation=config.activation, **how
+            config.width, config.mlp_dim, inputs=width, activation=config.activation, **common
         )
         self.features = Features(config, link, dtype=dtype, rngs=rngs) if features else None
         self.gives_relations = link.gives_relations

@@ -129,8 +129,8 @@ class T2TViTConfig(PublishedViTConfig):
         Raises:
           ConfigError: the image size leaves pixels that no window sees.
         """
-        found = [window_counts(side, self.splits) for side in self.height_width]
-        for side, counts in zip(self.height_width, found, strict=True):
+        counts_by_side = [window_counts(side, self.splits) for side in self.height_width]
+        for side, counts in zip(self.height_width, counts_by_side, strict=True):
             if counts is None:
                 possible = range(1, 2 * side + self.stride)
                 fitting = [n for n in possible if window_counts(n, self.splits)]
@@ -140,7 +140,7 @@ class T2TViTConfig(PublishedViTConfig):
                     f"model.first_split={self.first_split}, on a side of {side}: take "
                     + (" or ".join(map(str, sorted(near))) if near else "another first_split")
                 )
-        return tuple(zip(*found, strict=True))
+        return tuple(zip(*counts_by_side, strict=True))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -152,14 +152,16 @@ class T2TViTConfig(PublishedViTConfig):
         """Rows and width of the table of positions."""
         return self.prefix + math.prod(self.grid), self.width
 
-    def fit(self, name: str, target: "T2TViTConfig", *, resize: str) -> tuple[str, Callable] | None:
+    def fit_parameter(
+        self, name: str, target: "T2TViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         if name.startswith("embedding/first/") and self.channels != target.channels:
             raise ConfigError(
                 f"the first layer normalises the {self.channels} channels of its windows together: its "
                 f"weights do not fit images of {target.channels}"
             )
         if name != "position" or target.position != "sinusoid":
-            return super().fit(name, target, resize=resize)
+            return super().fit_parameter(name, target, resize=resize)
         same = (self.table, self.grid) == (target.table, target.grid)
         return (
             None
@@ -320,14 +322,14 @@ def window_counts(side: int, splits: Iterable[tuple[int, int, int]]) -> tuple[in
       side: in pixels.
       splits: side, stride and padding of the windows of each.
     """
-    found = []
+    counts = []
     for size, stride, padding in splits:
         count = windows.count_windows(side, size, stride, padding)
         if count < 1 or (count - 1) * stride + size < side + padding:
             return None
-        found.append(count)
+        counts.append(count)
         side = count
-    return tuple(found)
+    return tuple(counts)
 
 
 Config, Model = T2TViTConfig, T2TViT  # for the registry

@@ -13,9 +13,9 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import attend, choices, rope, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
-from vit_jax.models import classifier, pooling, positions, rotary
+from vit_jax.models import classifier, contract, pooling, positions, rotary
 from vit_jax.models.attention import Attention
-from vit_jax.models.contract import Capture, kept
+from vit_jax.models.contract import Capture
 from vit_jax.models.layers import LayerScale, Mlp, norm
 
 
@@ -262,9 +262,9 @@ class PublishedEncoder(nnx.Module):
         def step(block, x, rate, key, own, bias=None):
             turned = rotary.with_joined(rotations if own is None else own, x.shape[1])
             x, weights = block(x, rate, key, position, turned, bias)
-            return x, kept(capture, attention=weights, blocks=x)
+            return x, contract.captured(capture, attention=weights, blocks=x)
 
-        how = dict(remat=choices.remat(config), unroll=config.unroll, joining=joining)
+        loop = dict(remat=choices.remat(config), unroll=config.unroll, joining=joining)
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan
-        x, captured = scan(step, self.layers, x, (*drawn, of_layer), **how)
+        x, captured = scan(step, self.layers, x, (*drawn, of_layer), **loop)
         return x if self.norm is None else self.norm(x), captured

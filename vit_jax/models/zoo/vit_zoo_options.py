@@ -295,18 +295,18 @@ class PublishedViTConfig(VisionTransformerConfig):
         """What comes before the first layer, norms and the frequencies of a mixed rotation (of all layers) included."""
         return (*super().inputs, "patch_norm", "pre_norm", "rope")
 
-    def starts_anew(self, target: "PublishedViTConfig") -> tuple[str, ...]:
+    def reset_patterns(self, target: "PublishedViTConfig") -> tuple[str, ...]:
         same_layer = target.representation == self.representation
         same_head = same_layer and target.num_classes == self.num_classes
         has_head = target.num_classes or self.num_classes
         reset = () if same_head or not has_head else ("head(_distilled)?/.*",)
         return reset if same_layer else (*reset, "representation/.*")
 
-    def fit(
+    def fit_parameter(
         self, name: str, target: "PublishedViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        found = positions.fit(name, self, target, resize)
-        return found or classifier.fit_patches(name, self, target)
+        fitted = positions.fit_parameter(name, self, target, resize)
+        return fitted or classifier.fit_patches(name, self, target)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""

@@ -200,7 +200,7 @@ class Dino(Objective):
         masks = None
         if options.patch_weight:
             masks = self._masks(rngs.dropout(), len(images), views)
-        model, taught_by = (self._at(one.model, views.model) for one in (learner, teacher))
+        model, taught_by = (self._at(owner.model, views.model) for owner in (learner, teacher))
         taught, taught_patches = _look(taught_by, images)
         features, patches = _look(model, images, masks, own, rngs)
         of_local = [
@@ -360,11 +360,11 @@ def _look(
       masks: (B, V, N) bool, patches in whose place is `own.mask`.
       rngs: of a student; without, nothing is random.
     """
-    how = {"deterministic": rngs is None, "rngs": rngs}
-    x = model.patches(images.reshape(-1, *images.shape[2:]), **how)
+    call = {"deterministic": rngs is None, "rngs": rngs}
+    x = model.patches(images.reshape(-1, *images.shape[2:]), **call)
     count = x.shape[1]
     if masks is not None:
         x = jnp.where(masks.reshape(-1, count, 1), own.mask[...].astype(x.dtype), x)
-    tokens, _ = model.encode(model.place(x), **how)
+    tokens, _ = model.encode(model.place(x), **call)
     features = model.read(tokens, {}).features
     return tuple(y.reshape(*images.shape[:2], *y.shape[1:]) for y in (features, tokens[:, -count:]))

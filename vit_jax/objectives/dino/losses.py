@@ -134,11 +134,11 @@ def sinkhorn(
     """
     axes, prototypes = tuple(range(logits.ndim - 1)), logits.shape[-1]
     rows = jnp.ones(logits.shape[:-1]) if present is None else present
-    there, count = rows[..., None], jnp.maximum(rows.sum(), 1)
+    row_weights, count = rows[..., None], jnp.maximum(rows.sum(), 1)
     scaled = logits / temperature
     # Whatever is taken from all logits falls out of the first division.
-    largest = jax.lax.stop_gradient(jnp.where(there > 0, scaled, -jnp.inf).max())
-    q = jnp.exp(jnp.where(there > 0, scaled - largest, -jnp.inf))
+    largest = jax.lax.stop_gradient(jnp.where(row_weights > 0, scaled, -jnp.inf).max())
+    q = jnp.exp(jnp.where(row_weights > 0, scaled - largest, -jnp.inf))
     q /= q.sum()
     for _ in range(iterations):
         q /= jnp.maximum(q.sum(axes), jnp.finfo(q.dtype).tiny) * prototypes

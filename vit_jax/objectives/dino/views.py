@@ -63,8 +63,8 @@ def models_of(context: ObjectiveContext, *, with_gram: bool) -> tuple[ViewModels
             "config.data.views: again is for both global views, and for a Gram teacher: set "
             "config.objective.gram_weight, and again of no other view"
         )
-    several = [context.views, *context.other_views]
-    return tuple(_models(model, shapes, names, with_gram) for shapes in several)
+    all_shapes = [context.views, *context.other_views]
+    return tuple(_models(model, shapes, names, with_gram) for shapes in all_shapes)
 
 
 def _models(
@@ -93,9 +93,11 @@ def _models(
     return ViewModels(shapes, names, own, local, gram if with_gram else None)
 
 
-def check_models(model: PublishedViTConfig, several: tuple[ViewModels, ...], resize: str) -> None:
+def check_models(
+    model: PublishedViTConfig, all_models: tuple[ViewModels, ...], resize: str
+) -> None:
     """Raises `ConfigError` if the model's positions cannot be interpolated to the sizes of views."""
-    for views in several:
+    for views in all_models:
         gram = [views.gram] if views.gram else []
         for config in (views.model, *views.local.values(), *gram):
             try:

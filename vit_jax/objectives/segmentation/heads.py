@@ -74,11 +74,11 @@ class MultilevelHead(nnx.Module):
         self, model: nnx.Module, images: jax.Array, *, training: bool, rngs=None
     ) -> jax.Array:
         """(B, 4 h, 4 w, K) float32."""
-        how = dict(norm=False, deterministic=not training, rngs=rngs)
-        _, found = layer_features.compute(model, images, self.layers, **how)
-        b, h, w, _ = found[-1].map.shape
+        call = dict(norm=False, deterministic=not training, rngs=rngs)
+        _, layers = layer_features.compute(model, images, self.layers, **call)
+        b, h, w, _ = layers[-1].map.shape
         fused = 0.0
-        for layer, norm, project in zip(found, self.norms, self.projections, strict=True):
+        for layer, norm, project in zip(layers, self.norms, self.projections, strict=True):
             x = project(norm(layer.map))
             shape = (b, _FUSED * h, _FUSED * w, x.shape[-1])
             fused += jax.image.resize(x, shape, "linear", antialias=False)
@@ -144,9 +144,9 @@ class QueryHead(nnx.Module):
             return hide(predictions[-1][0], model.config.grid, draws > masked[number])
 
         joining = Joining(self.blocks, join, bias, training=masked is not None)
-        how = dict(deterministic=masked is None, rngs=rngs)
-        x = model.place(model.patches(images, **how))
-        x, _ = model.encode(x, **how, joining=joining)
+        call = dict(deterministic=masked is None, rngs=rngs)
+        x = model.place(model.patches(images, **call))
+        x, _ = model.encode(x, **call, joining=joining)
         return [*predictions, self.predict(x, model.config.grid)]
 
     def predict(self, x: jax.Array, grid: tuple[int, int]) -> tuple[jax.Array, jax.Array]:

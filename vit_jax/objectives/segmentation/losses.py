@@ -97,15 +97,15 @@ def segments(
       things: how many an image has at most.
     """
     flat = labels.reshape(len(labels), -1)
-    found = _counts(jnp.minimum(flat, IGNORED))[:, :num_classes]
-    numbers = jnp.broadcast_to(jnp.arange(num_classes), found.shape)
+    sizes = _counts(jnp.minimum(flat, IGNORED))[:, :num_classes]
+    numbers = jnp.broadcast_to(jnp.arange(num_classes), sizes.shape)
     if things:
         of_thing = things_of(flat)
-        found = jnp.concatenate([found, _counts(of_thing)[:, 1 : things + 1]], axis=1)
+        sizes = jnp.concatenate([sizes, _counts(of_thing)[:, 1 : things + 1]], axis=1)
         inside = of_thing[:, None] == jnp.arange(1, things + 1)[:, None]
         of_things = (inside * flat[:, None].astype(jnp.int32)).max(-1)
         numbers = jnp.concatenate([numbers, of_things], axis=1)
-    pixels, places = jax.lax.top_k(found, most)
+    pixels, places = jax.lax.top_k(sizes, most)
     return jnp.take_along_axis(numbers, places, axis=1), (pixels > 0).sum(-1)
 
 
@@ -173,8 +173,8 @@ def sample_labels(
       (M, P) float32 in [0, 1], and (P,) float32 of zeros and ones.
     """
     corners, weights = _corners(labels.shape, points)
-    found = labels.reshape(-1)[corners]  # (4, P)
-    inside = ((found[:, None] == numbers[None, :, None]) * weights[:, None]).sum(0)
+    at_corners = labels.reshape(-1)[corners]  # (4, P)
+    inside = ((at_corners[:, None] == numbers[None, :, None]) * weights[:, None]).sum(0)
     height, width = labels.shape
     size = jnp.array([width, height])
     x, y = jnp.moveaxis(jnp.clip((points * size).astype(jnp.int32), 0, size - 1), -1, 0)
@@ -186,16 +186,16 @@ def _corners(shape: tuple[int, int], points: jax.Array) -> tuple[jax.Array, jax.
     height, width = shape
     x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
     left, top = jnp.floor(x), jnp.floor(y)
-    found, weights = [], []
+    corner_places, weights = [], []
     for down in (0, 1):
         for across in (0, 1):
             row, column = top + down, left + across
             weight = (1 - jnp.abs(y - row)) * (1 - jnp.abs(x - column))
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
             place = jnp.clip(row, 0, height - 1) * width + jnp.clip(column, 0, width - 1)
-            found.append(place.astype(jnp.int32))
+            corner_places.append(place.astype(jnp.int32))
             weights.append(jnp.where(inside, weight, 0))
-    return jnp.stack(found), jnp.stack(weights)
+    return jnp.stack(corner_places), jnp.stack(weights)
 
 
 def smallest(values: jax.Array, count: int) -> jax.Array:
@@ -304,11 +304,11 @@ def matched_loss(
     valid = jnp.arange(len(queries)) < count
     at_points = sample(masks[jnp.minimum(queries, num_queries - 1)], wanted.within)
     importance = points.importance(jax.lax.stop_gradient(at_points)) * wanted.counted
-    found = {
+    query_losses = {
         "mask": cross_entropy(at_points, wanted.targets, importance),
         "dice": dice(at_points, wanted.targets, importance),
     }
-    means = {name: (x * valid).sum() / jnp.maximum(count, 1) for name, x in found.items()}
+    means = {name: (x * valid).sum() / jnp.maximum(count, 1) for name, x in query_losses.items()}
     nothing = logits.shape[-1] - 1
     classes = jnp.full(num_queries, nothing, jnp.int32)
     classes = classes.at[queries].set(wanted.classes, mode="drop")
@@ -347,8 +347,8 @@ def query_loss(
 
         # Layer by layer: each needs much memory. The search is one for all, which are as long as the longest.
         given = jax.lax.stop_gradient((masks, logits))
-        found = jax.lax.map(lambda layer: matching_costs(*layer, wanted, weights), given)
-        queries = jax.vmap(assign, (0, None))(found, count)
+        layer_costs = jax.lax.map(lambda layer: matching_costs(*layer, wanted, weights), given)
+        queries = jax.vmap(assign, (0, None))(layer_costs, count)
 
         def of_layer(layer):
             masks, logits, queries = layer

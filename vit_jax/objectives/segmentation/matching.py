@@ -35,8 +35,8 @@ def assign(costs: jax.Array, count: jax.Array) -> jax.Array:
         jnp.full(columns + 1, rows, jnp.int32),  # of each column; `rows`: it is free
     )
     row_of = jax.lax.fori_loop(0, count, add_row, state)[2][:columns]
-    found = jnp.full(rows, columns, jnp.int32)
-    return found.at[row_of].set(jnp.arange(columns, dtype=jnp.int32), mode="drop")
+    columns_of_rows = jnp.full(rows, columns, jnp.int32)
+    return columns_of_rows.at[row_of].set(jnp.arange(columns, dtype=jnp.int32), mode="drop")
 
 
 def _shortest_path(costs, by_row, by_column, row_of):

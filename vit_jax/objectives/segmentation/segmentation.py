@@ -130,11 +130,11 @@ class Segmentation(Objective):
 
         def read(weights: registry.Weights, images: jax.Array) -> list[jax.Array]:
             model = nnx.merge(definition, *weights)
-            output, found = layer_features.compute(model, images, self.layers, norm=False)
-            return [x.map for x in found or (layer_features.last(output, config),)]
+            output, layers = layer_features.compute(model, images, self.layers, norm=False)
+            return [x.map for x in layers or (layer_features.last(output, config),)]
 
-        found = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
-        return tuple(x.shape[1:] for x in found)
+        shapes = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
+        return tuple(x.shape[1:] for x in shapes)
 
     def own_modules(self, rngs: nnx.Rngs) -> nnx.Module:
         model, classes, options = self.context.model, self.num_classes, self.options
@@ -231,13 +231,14 @@ class Segmentation(Objective):
     def flops_of(self, predictions: int) -> int:
         """`flops` with so many of EoMT's predictions; the trained model makes one."""
         model, options = self.context.model, self.options
+        forward = registry.count_flops(model)
         if options.head != "eomt":
             (height, width, channels), fused = self.maps[-1], options.width
             if options.head == "linear":
-                return model.flops() + 2 * height * width * channels * self.num_classes
+                return forward + 2 * height * width * channels * self.num_classes
             projected = sum(h * w * d * fused for h, w, d in self.maps)
             return (
-                model.flops()
+                forward
                 + 2 * projected
                 + 32 * height * width * fused * (9 * fused + self.num_classes)
             )
@@ -248,6 +249,4 @@ class Segmentation(Objective):
         # Each enlargement has products of 4 D² for a pixel that it gets: a geometric sum over them.
         upscale = 8 * patches * width**2 * (enlarged - 1) // 3
         read = 2 * queries * width * (3 * width + self.num_classes + 1 + enlarged * patches)
-        return (
-            model.flops() + joined * options.blocks // model.depth + predictions * (upscale + read)
-        )
+        return forward + joined * options.blocks // model.depth + predictions * (upscale + read)

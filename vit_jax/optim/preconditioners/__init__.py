@@ -46,13 +46,13 @@ def check_name(name: str) -> None:
         raise ConfigError(f"config.optim.name = {name!r} is not an optimizer{nearest(name, known)}")
 
 
-def summarize(found: "Matrices", config: Optim) -> str:
+def summarize(chosen: "Matrices", config: Optim) -> str:
     """Who takes what, in words."""
     counts = {
-        shape: sum(found.count(name) for name in names) for shape, names in found.stacks().items()
+        shape: sum(chosen.count(name) for name in names) for shape, names in chosen.stacks().items()
     }
     rows = [f"{count} of {m} x {n}" for (m, n), count in sorted(counts.items())]
-    others = len(found.shapes) - len(found.roles)
+    others = len(chosen.shapes) - len(chosen.roles)
     return f"matrices by {config.name}: {', '.join(rows)}; {others} other parameters by {config.others}"
 
 
@@ -62,15 +62,15 @@ def make(config: Optim, params: Any, inputs: Sequence[str]) -> optax.GradientTra
     """
     from vit_jax.optim import matrices
 
-    found = matrices.find(config, params, inputs)
+    chosen = matrices.find(config, params, inputs)
 
     def is_matrix(tree):
-        return patterns.map_named(lambda name, _: name in found.roles, tree)
+        return patterns.map_named(lambda name, _: name in chosen.roles, tree)
 
     def is_other(tree):
-        return jax.tree.map(lambda one: not one, is_matrix(tree))
+        return jax.tree.map(lambda leaf: not leaf, is_matrix(tree))
 
     return optax.chain(
-        optax.masked(PRECONDITIONERS[config.name](config, found), is_matrix),
+        optax.masked(PRECONDITIONERS[config.name](config, chosen), is_matrix),
         optax.masked(OPTIMIZERS[config.others](config), is_other),
     )

@@ -60,7 +60,7 @@ def shampoo(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
             x = product(product(new["left_root"], arrays["x"]), new["right_root"])
             return new | {"x": x}
 
-        us, found = blocks.apply(precondition, grads, state.stacks, matrices, longest)
+        us, stacks = blocks.apply(precondition, grads, state.stacks, matrices, longest)
 
         def graft(name, u, a):
             grafted = u * matrices.norms(name, a) / jnp.maximum(matrices.norms(name, u), 1e-20)
@@ -70,6 +70,6 @@ def shampoo(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
         mu = optax.tree.update_moment(direction, state.mu, b1, 1)
         ahead = optax.tree.update_moment(direction, mu, b1, 1) if config.nesterov else mu
         ahead = optax.tree.bias_correction(ahead, b1, count)
-        return ahead, ShampooState(count, mu, nu, found)
+        return ahead, ShampooState(count, mu, nu, stacks)
 
     return keep(optax.GradientTransformation(init, update), "mu", config.moment_dtype)

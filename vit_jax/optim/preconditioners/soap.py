@@ -58,7 +58,7 @@ def soap(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
             new |= {"mu": mu.astype(config.moment_dtype), "nu": nu}
             return new | {"x": product(product(left, u), right.mT)}
 
-        us, found = blocks.apply(precondition, grads, state.stacks, matrices, longest)
-        return us, SoapState(count, found)
+        us, stacks = blocks.apply(precondition, grads, state.stacks, matrices, longest)
+        return us, SoapState(count, stacks)
 
     return optax.GradientTransformation(init, update)

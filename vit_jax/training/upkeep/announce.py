@@ -136,12 +136,12 @@ def _adapted(assembly: Assembly, count: int) -> list[str]:
     """How many of a model's `count` parameters are trained, of one with adapters."""
     if not assembly.networks.adapters:
         return []
-    found = assembly.networks.adapters
+    adapters = assembly.networks.adapters
     like = registry.abstract_weights(assembly.model_config)[1].params
-    layers, trained = found.chosen(like), jax.tree.leaves(found.trained_like(like))
+    layers, trained = adapters.chosen(like), jax.tree.leaves(adapters.trained_like(like))
     return [
-        f"adapters: rank {found.rank} on {', '.join(layers)}; {sum(x.size for x in trained):,} parameters are "
-        f"trained, {count - sum(x.size for x in jax.tree.leaves(found.split(like)[1])):,} are frozen"
+        f"adapters: rank {adapters.rank} on {', '.join(layers)}; {sum(x.size for x in trained):,} parameters are "
+        f"trained, {count - sum(x.size for x in jax.tree.leaves(adapters.split(like)[1])):,} are frozen"
     ]
 
 

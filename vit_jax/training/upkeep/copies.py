@@ -72,7 +72,7 @@ class Findings:
     @property
     def curable(self) -> bool:
         """Whether the right bits are on a device, of all arrays."""
-        return all(one is not None for one in self.senders.values())
+        return all(sender is not None for sender in self.senders.values())
 
 
 class Copies:
@@ -117,12 +117,12 @@ class Copies:
                     for x, leaf, spec in zip(leaves, self._leaves, specs, strict=True)
                 ]
             )
-            found = marks[:, digests.DIGEST]
+            marks_now = marks[:, digests.DIGEST]
             earlier = before.reshape(marks.shape)[:, digests.DIGEST]
-            wrong = jnp.any((found != earlier).any(axis=1) & kept)
+            wrong = jnp.any((marks_now != earlier).any(axis=1) & kept)
             for copied, members in _grouped(self._copied).items():
                 # The smallest is what the largest of the complements leaves.
-                both = jnp.stack([found[members], ~found[members]])
+                both = jnp.stack([marks_now[members], ~marks_now[members]])
                 largest, others = jax.lax.pmax(both, copied) if copied else both
                 wrong |= jnp.any(largest != ~others)
             totals = jnp.zeros_like(marks)
@@ -154,11 +154,11 @@ class Copies:
         faults, senders = [], {}
         for index in range(len(self.names)):
             sets = self._sets(index)
-            found = [_judge(now[of, index], unchanged[of, index]) for of in sets]
-            if all(good is not None and right.all() for good, right in found):
+            judgements = [_judge(now[of, index], unchanged[of, index]) for of in sets]
+            if all(good is not None and right.all() for good, right in judgements):
                 continue
             chosen = np.zeros(flat, bool)
-            for of, (good, right) in zip(sets, found, strict=True):
+            for of, (good, right) in zip(sets, judgements, strict=True):
                 if good is not None:
                     chosen[of[good]] = True
                 for device, is_right in zip(of, right, strict=True):
@@ -166,7 +166,7 @@ class Copies:
                         certain = good is not None or not unchanged[device, index]
                         why = _why(unchanged[device, index], good is not None)
                         faults.append(Fault(self.names[index], int(device), bool(certain), why))
-            whole = all(good is not None for good, _ in found)
+            whole = all(good is not None for good, _ in judgements)
             senders[index] = chosen.reshape(self.mesh.devices.shape) if whole else None
         return Findings(faults, senders)
 

@@ -143,15 +143,15 @@ def curve_of_runs(workdirs: Sequence[epath.Path]) -> Curve:
     Raises:
       ConfigError: a run was never evaluated, or says too little of itself; or the runs differ in more.
     """
-    found = [_of_run(workdir) for workdir in workdirs]
-    first = found[0]
-    for workdir, other in zip(workdirs, found, strict=True):
+    curves = [_of_run(workdir) for workdir in workdirs]
+    first = curves[0]
+    for workdir, other in zip(workdirs, curves, strict=True):
         changed = differences(first.recipe, other.recipe)
         if changed or (first.metric, first.data) != (other.metric, other.data):
             raise ConfigError(
                 f"{workdir} is no other seed of {workdirs[0]}: {'; '.join(changed) or 'its metric or data differ'}"
             )
-    return dataclasses.replace(first, runs=[run for one in found for run in one.runs])
+    return dataclasses.replace(first, runs=[run for curve in curves for run in curve.runs])
 
 
 def _of_run(workdir: epath.Path) -> Curve:
@@ -159,18 +159,18 @@ def _of_run(workdir: epath.Path) -> Curve:
     if description is None or not (workdir / "metrics.jsonl").exists():
         raise ConfigError(f"config.reference.curve: {workdir} holds no run that describes itself")
     config = descriptions.filled_config(description)
-    found = evaluations(workdir)
-    if len(found) < 2:
+    metrics_by_step = evaluations(workdir)
+    if len(metrics_by_step) < 2:
         raise ConfigError(
-            f"config.reference.curve: {workdir} was evaluated {len(found)} times, which is no curve: set "
+            f"config.reference.curve: {workdir} was evaluated {len(metrics_by_step)} times, which is no curve: set "
             "config.eval.every for such a run"
         )
-    last = found[max(found)]
+    last = metrics_by_step[max(metrics_by_step)]
     metric, _ = best_metric(config["eval"]["best"], last)
     examples, batch = description["training_examples"], config["batch_size"]
     run = [
         [step * batch / examples, metrics[metric]]
-        for step, metrics in sorted(found.items())
+        for step, metrics in sorted(metrics_by_step.items())
         if metrics.get(metric) is not None
     ]
     return Curve(
@@ -193,13 +193,13 @@ def _of_run(workdir: epath.Path) -> Curve:
 
 def evaluations(workdir: epath.Path) -> dict[int, dict[str, float]]:
     """The metrics of a run's evaluations by their steps."""
-    found = {}
+    by_step = {}
     for line in places.read_bytes(workdir / "metrics.jsonl").splitlines():
         if b'"eval/' in line and line.endswith(b"}"):
             entry = json.loads(line)
             step = entry.pop("step")
-            found[step] = {n[5:]: value for n, value in entry.items() if n.startswith("eval/")}
-    return found
+            by_step[step] = {n[5:]: value for n, value in entry.items() if n.startswith("eval/")}
+    return by_step
 
 
 @functools.cache
@@ -224,7 +224,9 @@ def recipe_of(config: Mapping) -> dict:
     flat = {}
     for name, value in config.items():
         inner = value.items() if isinstance(value, Mapping) else [(None, value)]
-        flat |= {name if key is None else f"{name}.{key}": one for key, one in inner}
+        flat |= {
+            name if key is None else f"{name}.{key}": inner_value for key, inner_value in inner
+        }
     flat = json.loads(json.dumps(flat))
     return {n: v for n, v in flat.items() if n.startswith(_RECIPE) and n not in _NO_RECIPE}
 

@@ -178,9 +178,9 @@ class _Follower:
                 break
             if step < 0:
                 continue
-            found = self._evaluate(step)
-            if found is not None:
-                steps, metrics = [*steps, step], found
+            new_metrics = self._evaluate(step)
+            if new_metrics is not None:
+                steps, metrics = [*steps, step], new_metrics
                 pause.reset()
         logging.info("the run in %s is done", self._workdir)
         result = {"evaluations": str(self._series.path), "steps": steps}

@@ -173,8 +173,10 @@ class SkippedData:
         saved = places.read_json(self._path, list) if processes.index() == 0 else None
         agreed = processes.broadcast_from_first("skipped data", json.dumps(saved or []))
         ranges = json.loads(agreed)
-        pairs = all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in ranges)
-        self.ranges = [tuple(one) for one in ranges] if pairs else []
+        pairs = all(
+            isinstance(pair, list) and list(map(type, pair)) == [int, int] for pair in ranges
+        )
+        self.ranges = [tuple(pair) for pair in ranges] if pairs else []
 
     def add(self, bad: BadStep, count: int, most: int, *, back_to: int) -> None:
         """Leaves out the data of the step that was bad, and of the `count` - 1 after it.

@@ -48,8 +48,8 @@ class Programs:
         self._workdir, self._local = workdir, None
         self._stored: dict[str, str] = {}  # checksums, by name
         self._thread: threading.Thread | None = None
-        beside = processes.count() > 1 or places.in_bucket(workdir)
-        if directory != AUTO or not beside:
+        shared = processes.count() > 1 or places.in_bucket(workdir)
+        if directory != AUTO or not shared:
             guards.use_compilation_cache(HOME if directory == AUTO else directory)
             return
         name = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]

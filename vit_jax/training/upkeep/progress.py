@@ -90,7 +90,7 @@ class Meter:
         devices.
         """
         self._pending = jax.device_get(self._pending)
-        return [{n: float(value) for n, value in one.items()} for one in self._pending]
+        return [{n: float(value) for n, value in metrics.items()} for metrics in self._pending]
 
     def rewind(self, step: int, window: Sequence[Mapping[str, float]] = ()) -> None:
         """Forgets what came after `step`, from which the run continues; `window` as in `__init__`."""
@@ -184,7 +184,7 @@ class Meter:
 
 def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:
     """A window that was saved, of the type in which its mean is computed."""
-    return [{name: np.float32(value) for name, value in one.items()} for one in window]
+    return [{name: np.float32(value) for name, value in metrics.items()} for metrics in window]
 
 
 class Profiler:

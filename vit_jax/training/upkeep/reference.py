@@ -174,17 +174,17 @@ def check_reference(
 def why_not(curve: Curve, assembly: Assembly, source: Source, suite: Suite) -> list[str]:
     """Why a run cannot be compared with a curve: of each thing that is not the curve's, a phrase."""
     config, model = assembly.config, sizes_of(assembly.model_config)
-    found, data = [], curve.data
+    reasons, data = [], curve.data
     for name, value in curve.model.items():
         if model.get(name) != value:
-            found.append(f"its model has {name} {value}, the run's {model.get(name)}")
+            reasons.append(f"its model has {name} {value}, the run's {model.get(name)}")
     image_size = list(height_width(config.data.image_size))
     if list(data["image_size"]) != image_size:
         sizes = ["x".join(map(str, size)) for size in (data["image_size"], image_size)]
-        found.append(f"its images have {sizes[0]} pixels, the run's {sizes[1]}")
+        reasons.append(f"its images have {sizes[0]} pixels, the run's {sizes[1]}")
     names = {data["name"], config.data.name}
     if len(names) > 1 and names.isdisjoint(_NAMELESS):
-        found.append(f"it is of {data['name']}, the run of {config.data.name}")
+        reasons.append(f"it is of {data['name']}, the run of {config.data.name}")
     judged = [len(held) for held in (held_out(e) for _, e in suite.evaluators) if held is not None]
     numbers = {
         "classes": len(source.classes),
@@ -194,16 +194,16 @@ def why_not(curve: Curve, assembly: Assembly, source: Source, suite: Suite) -> l
     for name, number in numbers.items():
         exact, known = name == "classes", data.get(name)
         if known and number and abs(number - known) > (0 if exact else _SAME_SIZE * known):
-            found.append(f"it has {known:,} {name.replace('_', ' ')}, the run {number:,}")
+            reasons.append(f"it has {known:,} {name.replace('_', ' ')}, the run {number:,}")
     metrics = suite.metrics()
     if metrics is not None and curve.metric not in metrics:
-        found.append(
+        reasons.append(
             f"it is of the metric {curve.metric!r}, and evaluations have {', '.join(metrics)}"
         )
     every = assembly.to_steps(config.eval.every)
     if every == 0 or every >= assembly.total_steps:
-        found.append("the run is evaluated at its end only: set config.eval.every")
-    return found
+        reasons.append("the run is evaluated at its end only: set config.eval.every")
+    return reasons
 
 
 def _spread(band: Band, scale: float) -> str:

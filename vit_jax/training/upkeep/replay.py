@@ -97,10 +97,10 @@ class Replay:
             self._clean = step
             return
         tables.append(self._table(state, batch, _ROLLS[2]))
-        found = judge(
+        wrong = judge(
             [gather_table(table, self._mesh)[..., digests.DIGEST] for table in tables], self._names
         )
-        message = f"replay of step {step + 1}: {self._named(found)}"
+        message = f"replay of step {step + 1}: {self._named(wrong)}"
         if self._events.cordon:
             raise CordonHost(
                 f"{message}. Checkpoints after step {self._clean}, at which a replay last showed nothing, may have "
@@ -116,7 +116,9 @@ class Replay:
         tables = [gather_table(self._table(state, batch, roll), self._mesh) for roll in _ROLLS]
         wrong: collections.Counter[int] = collections.Counter()
         for reports in _reports(tables):
-            bad = {d: sum(not one[:, _FINITE].all() for one in of) for d, of in reports.items()}
+            bad = {
+                d: sum(not report[:, _FINITE].all() for report in of) for d, of in reports.items()
+            }
             if all(times == len(reports[device]) for device, times in bad.items()):
                 return ""  # on every device
             wrong.update({device: times for device, times in bad.items() if times})
@@ -135,27 +137,27 @@ class Replay:
         shapes = tuple((name, batch[name].shape) for name in sorted(batch))
         return self._compiled[shapes](state, self._roll(batch, roll) if roll else batch)
 
-    def _compare(self, one: jax.Array, rolled: jax.Array) -> jax.Array:
+    def _compare(self, own: jax.Array, rolled: jax.Array) -> jax.Array:
         """int32, 0 where all devices got the same bits for the same rows."""
-        one, rolled = (x.reshape(self._shards, -1, *x.shape[-2:]) for x in (one, rolled))
+        own, rolled = (x.reshape(self._shards, -1, *x.shape[-2:]) for x in (own, rolled))
         return jnp.sum(
-            (one[:, :1] != jnp.roll(rolled, -1, axis=0)) | (one[:, :1] != one), dtype=jnp.int32
+            (own[:, :1] != jnp.roll(rolled, -1, axis=0)) | (own[:, :1] != own), dtype=jnp.int32
         )
 
-    def _named(self, found: list[WrongResult]) -> str:
+    def _named(self, results: list[WrongResult]) -> str:
         """Who computed wrongly, in words; counts the events."""
         names, phrases = hosts(), []
-        for one in found:
-            device = self._mesh.devices.flat[one.device]
+        for result in results:
+            device = self._mesh.devices.flat[result.device]
             host = names[device.process_index]
-            for _ in range(one.times):
+            for _ in range(result.times):
                 self._events.add({host})
             who = describe(device, host)
-            verb = "computed" if one.certain else "may have computed"
-            others = f" and {len(one.arrays) - 1} others" if len(one.arrays) > 1 else ""
+            verb = "computed" if result.certain else "may have computed"
+            others = f" and {len(result.arrays) - 1} others" if len(result.arrays) > 1 else ""
             phrases.append(
-                f"{who} {verb} other gradients than another device for the same rows, {one.times} of "
-                f"{len(_ROLLS)} times, of {one.arrays[0]}{others}"
+                f"{who} {verb} other gradients than another device for the same rows, {result.times} of "
+                f"{len(_ROLLS)} times, of {result.arrays[0]}{others}"
             )
         return "; ".join(phrases)
 
@@ -171,11 +173,11 @@ def judge(tables: Sequence[np.ndarray], names: Sequence[str]) -> list[WrongResul
     for reports in _reports(tables):
         for who, differing in _judge_shard(reports).items():
             wrong[who] += differing
-    found = []
+    results = []
     for (device, certain), differing in sorted(wrong.items()):
         arrays = [names[i] for i in np.flatnonzero(np.any(differing, axis=0))]
-        found.append(WrongResult(device, certain, len(differing), arrays))
-    return found
+        results.append(WrongResult(device, certain, len(differing), arrays))
+    return results
 
 
 def _reports(tables: Sequence[np.ndarray]) -> Iterator[dict[int, list[np.ndarray]]]:
@@ -202,7 +204,7 @@ def _judge_shard(
     Args:
       reports: by device, (arrays, columns) for each time that it computed with the rows.
     """
-    same = {device: all((one == of[0]).all() for one in of) for device, of in reports.items()}
+    same = {device: all((report == of[0]).all() for report in of) for device, of in reports.items()}
     votes = collections.Counter(of[0].tobytes() for device, of in reports.items() if same[device])
     (best, count), *_ = votes.most_common(1) or [(b"", 0)]
     known = 2 * count > sum(votes.values())
@@ -213,9 +215,9 @@ def _judge_shard(
         else:  # Only a device that contradicts itself is known to be wrong.
             right = next((o[0] for d, o in reports.items() if d != device), of[0])
         if known or not same[device] or all(same.values()):
-            differing = [(one != right).any(axis=-1) for one in of]
+            differing = [(report != right).any(axis=-1) for report in of]
             certain = known or not same[device]
-            wrong[device, certain] = [one for one in differing if one.any()]
+            wrong[device, certain] = [report for report in differing if report.any()]
     return {who: differing for who, differing in wrong.items() if differing}
 
 

@@ -67,8 +67,8 @@ class Snapshots:
 
     def write(self, writer: MetricWriter) -> None:
         """Reads and writes what was computed since the last time."""
-        for due, step, found in self._pending:
-            due.write(writer, step, jax.device_get(found))
+        for due, step, values in self._pending:
+            due.write(writer, step, jax.device_get(values))
         self._pending.clear()
 
 
@@ -83,8 +83,8 @@ def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], dict[str, j
     map_network = maps.make_map_network(networks)
 
     def images(state: TrainState, batch: Batch) -> dict[str, jax.Array]:
-        found, targets, _ = prepare_inputs(networks.for_devices(), state, batch, config)
-        first = next(iter(found.values()))
+        inputs, targets, _ = prepare_inputs(networks.for_devices(), state, batch, config)
+        first = next(iter(inputs.values()))
         first = (first if first.ndim == 4 else first[:, 0])[:IMAGES]
         shown = {"images": pixels(first, config.data)}
         if networks.objective.needs_masks and networks.objective.own_answers:
@@ -160,13 +160,13 @@ def with_masks(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -
     return np.stack([np.asarray(sheet) for sheet in sheets])
 
 
-def _write_images(classes: Sequence[str], writer: MetricWriter, step: int, found: dict) -> None:
-    images = found["images"]
-    if "labels" in found:
-        images = with_masks(images, found["labels"], classes)
+def _write_images(classes: Sequence[str], writer: MetricWriter, step: int, values: dict) -> None:
+    images = values["images"]
+    if "labels" in values:
+        images = with_masks(images, values["labels"], classes)
     writer.write_images(step, {"images": images})
 
 
-def _write_histograms(writer: MetricWriter, step: int, found: dict[str, dict]) -> None:
-    histograms = {name: Histogram(**values) for name, values in found.items()}
+def _write_histograms(writer: MetricWriter, step: int, by_name: dict[str, dict]) -> None:
+    histograms = {name: Histogram(**values) for name, values in by_name.items()}
     writer.write_histograms(step, histograms)

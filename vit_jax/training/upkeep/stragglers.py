@@ -58,7 +58,7 @@ class Stragglers:
 
     def _compare(self, posted: dict[int, dict]) -> None:
         """Looks at the log steps that all processes have posted."""
-        lines = {p: {line["step"]: line for line in one["lines"]} for p, one in posted.items()}
+        lines = {p: {line["step"]: line for line in post["lines"]} for p, post in posted.items()}
         if len(lines) < processes.count():
             return
         for step in sorted(set.intersection(*map(set, lines.values()))):

@@ -53,8 +53,11 @@ class WandbWriter(MetricWriter):
         self._log(step, lambda: dict(scalars))
 
     def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        image = lambda one: self._wandb.Image(one.squeeze())  # noqa: E731
-        self._log(step, lambda: {name: [image(one) for one in x] for name, x in images.items()})
+        image = lambda image_array: self._wandb.Image(image_array.squeeze())  # noqa: E731
+        self._log(
+            step,
+            lambda: {name: [image(image_array) for image_array in x] for name, x in images.items()},
+        )
 
     def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         drawn = self._wandb.Histogram

@@ -176,8 +176,8 @@ class TensorBoardWriter(MetricWriter):
             step,
             [
                 summary.image(f"{name}/{number}", image, dataformats="HWC")
-                for name, several in images.items()
-                for number, image in enumerate(several)
+                for name, examples in images.items()
+                for number, image in enumerate(examples)
             ],
         )
 
@@ -187,24 +187,25 @@ class TensorBoardWriter(MetricWriter):
             step,
             [
                 summary.histogram_raw(
-                    name, min=one.edges[0], max=one.edges[-1], num=one.counts.sum(), sum=float(one.sum),
-                    sum_squares=float(one.sum_squares), bucket_limits=one.edges[1:], bucket_counts=one.counts,
+                    name, min=histogram.edges[0], max=histogram.edges[-1], num=histogram.counts.sum(),
+                    sum=float(histogram.sum), sum_squares=float(histogram.sum_squares),
+                    bucket_limits=histogram.edges[1:], bucket_counts=histogram.counts,
                 )
-                for name, one in histograms.items()
+                for name, histogram in histograms.items()
             ],
         )  # fmt: skip
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         text = _tensorboard().summary.text
-        self._write(step, [text(name, one) for name, one in texts.items()])
+        self._write(step, [text(name, content) for name, content in texts.items()])
 
     def _write(self, step: int, summaries: list) -> None:
         # A file that could not be written to the end is left behind; TensorBoard reads all files.
         library = _tensorboard()
         make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
         events, self._events = self._events or make(self._prefix), None
-        for one in summaries:
-            events.write_event(event(step=step, wall_time=time.time(), summary=one))
+        for part in summaries:
+            events.write_event(event(step=step, wall_time=time.time(), summary=part))
         events.flush()
         self._events = events
 
@@ -279,7 +280,11 @@ class Writers(MetricWriter):
         self._each("write_images", step, images)
 
     def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        finite = {n: one for n, one in histograms.items() if np.isfinite(one.sum_squares)}
+        finite = {
+            n: histogram
+            for n, histogram in histograms.items()
+            if np.isfinite(histogram.sum_squares)
+        }
         self._each("write_histograms", step, finite)
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:

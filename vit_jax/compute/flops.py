@@ -25,8 +25,8 @@ def equations(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[core.JaxprEqn]:
     """Every equation of a program and of those that it calls."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation
-        for one in _inner(equation):
-            yield from equations(one)
+        for inner in _inner(equation):
+            yield from equations(inner)
 
 
 def stacked(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[jax.core.ShapedArray]:
@@ -37,8 +37,8 @@ def stacked(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[jax.core.ShapedArr
             for variable in equation.outvars[carried:]:
                 yield variable.aval
         else:
-            for one in _inner(equation):
-                yield from stacked(one)
+            for inner in _inner(equation):
+                yield from stacked(inner)
 
 
 def _of_equation(equation: core.JaxprEqn) -> int:
@@ -54,10 +54,10 @@ def _of_equation(equation: core.JaxprEqn) -> int:
         dilation = math.prod(params["lhs_dilation"])
         return 2 * equation.outvars[0].aval.size * taps // dilation
     if name == "cond":
-        found = [count(branch) for branch in params["branches"]]
-        _, shares = conditionals.shares(f"{equation.source_info.name_stack}/{name}", found)
-        return round(sum(map(operator.mul, shares, found)))
-    return runs(equation) * sum(count(one) for one in _inner(equation))
+        costs = [count(branch) for branch in params["branches"]]
+        _, shares = conditionals.shares(f"{equation.source_info.name_stack}/{name}", costs)
+        return round(sum(map(operator.mul, shares, costs)))
+    return runs(equation) * sum(count(inner) for inner in _inner(equation))
 
 
 def runs(equation: core.JaxprEqn) -> int:
