@@ -67,7 +67,7 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
 
 
 def few_other_images(saved: dict, description: dict) -> str:
-    """What to say where a run continues with slightly other training images than were saved: one, or at most one in
+    """What to say where a run continues with slightly other training images than were saved: two, or at most one in
     twenty, was lost or gained. '' if they are the same, too many differ, or it is not known.
     """
     sketches = [one.get("training_sketch", "") for one in (saved, description)]
