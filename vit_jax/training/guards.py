@@ -70,9 +70,9 @@ def few_other_images(saved: dict, description: dict) -> str:
     """What to say where a run continues with slightly other training images than were saved: two, or at most one in
     twenty, was lost or gained. '' if they are the same, too many differ, or it is not known.
     """
-    sketches = [one.get("training_sketch", "") for one in (saved, description)]
-    before, now = (one["training_examples"] for one in (saved, description))
-    marks = [one.get("training_data", "") for one in (saved, description)]
+    sketches = [described.get("training_sketch", "") for described in (saved, description)]
+    before, now = (described["training_examples"] for described in (saved, description))
+    marks = [described.get("training_data", "") for described in (saved, description)]
     if not all(sketches) or (
         before == now and sketches[0] == sketches[1] and fingerprint.same(*marks)
     ):

@@ -56,11 +56,11 @@ def examine(root: str, paths: Sequence[str], config_data: Data) -> Examined | No
         _say(f"{root}: images in a bucket are not read before the first step, and copies not found")
         return None
     files = {path: os.path.join(root, path) for path in paths}
-    there = [file for file in files.values() if os.path.isfile(file)]
-    index = find_records(there, _kind(), folder=root) if there else None
-    marks, problems, present = {}, {}, set(there)
+    present = [file for file in files.values() if os.path.isfile(file)]
+    index = find_records(present, _kind(), folder=root) if present else None
+    marks, problems, on_disk = {}, {}, set(present)
     for path, file in files.items():
-        if file in present:
+        if file in on_disk:
             number = index.number(file)
             why = index.notes[number] or _too_large(index.column("sides", number), config_data)
         else:
@@ -127,13 +127,13 @@ def report(
         count = sum(map(len, groups)) - len(groups)
         some = _some([_equal(group) for group in groups])
         _warn(f"{where}: {count:,} images are copies of others, byte for byte: {some}")
-    several = [group for group in groups if len({label for _, label in group}) > 1]
-    if several:
-        count = sum(map(len, several))
-        some = _some([_equal(group, classes) for group in several])
+    conflicting = [group for group in groups if len({label for _, label in group}) > 1]
+    if conflicting:
+        count = sum(map(len, conflicting))
+        some = _some([_equal(group, classes) for group in conflicting])
         _warn(
-            f"{where}: {count:,} images, of which {len(several):,} differ, have several labels, one for each copy, and "
-            f"at most one is right: {some}. Remove the wrong copies"
+            f"{where}: {count:,} images, of which {len(conflicting):,} differ, have several labels, one for each "
+            f"copy, and at most one is right: {some}. Remove the wrong copies"
         )
     _report_leaks(where, examined, splits)
 
@@ -149,7 +149,9 @@ def _report_leaks(
         ]
         if name != "train" and copies:
             pairs = [(p, trained[examined.marks[p]]) for p in copies[: _LISTED + 1]]
-            some = _some([f"{readable(one)} = {readable(other)}" for one, other in pairs])
+            some = _some(
+                [f"{readable(path)} = {readable(trained_path)}" for path, trained_path in pairs]
+            )
             _warn(
                 f"{where}: {len(copies):,} of {len(rows):,} images of {name!r} are copies of training images, so "
                 f"that accuracy on them says nothing of new ones: {some}. Remove them from one side"
@@ -164,7 +166,7 @@ def _equal(group: Sequence[tuple[str, Label]], classes: Sequence[str] = ()) -> s
 
 def _named(label: Label, classes: Sequence[str]) -> str:
     labels = label if isinstance(label, tuple) else (label,)
-    return ", ".join(classes[one] for one in labels)
+    return ", ".join(classes[number] for number in labels)
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -92,14 +92,14 @@ class ImageFiles:
         if self.marks is None:
             return ""
         examples = zip(self.paths, self.marks.tolist(), strict=True)
-        rows = ((*one, self._class_names(index)) for index, one in enumerate(examples))
+        rows = ((*example, self._class_names(i)) for i, example in enumerate(examples))
         numbers = (fingerprint.number(repr(row)) for row in rows)
         return fingerprint.sketch(np.fromiter(numbers, np.uint64, len(self)))
 
     def _class_names(self, index: int) -> list[str]:
         label = label_at(self.labels, index)
-        several = label if isinstance(label, tuple) else () if label is None else (label,)
-        return [self.classes[one] for one in several]
+        labels = label if isinstance(label, tuple) else () if label is None else (label,)
+        return [self.classes[number] for number in labels]
 
     def _path(self, index: int) -> str:
         path = self.paths[index]
@@ -159,8 +159,8 @@ def open_folder(config_data: Data) -> DataSet:
     _report(table)
 
     def make(classes, multi_label, paths, labels):
-        contents, found = tree.contents(paths), _found(table, paths)
-        return ImageFiles(str(path), classes, multi_label, paths, labels, contents, *found)
+        contents, findings = tree.contents(paths), _found(table, paths)
+        return ImageFiles(str(path), classes, multi_label, paths, labels, contents, *findings)
 
     return table.data_set(make)
 
@@ -198,9 +198,9 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
     folders = tree.folders("")
     if not folders:
         images = _unlabelled(tree, "", unused)
-        found = _examined(tree, images, config_data)
-        members = hold_out(images, config_data, where, examined=found)
-        return Table(where, (), False, members, found)
+        inspected = _examined(tree, images, config_data)
+        members = hold_out(images, config_data, where, examined=inspected)
+        return Table(where, (), False, members, inspected)
     loose = _loose_images(tree, unused)
     if loose:
         logging.warning(
@@ -224,16 +224,16 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
         names = names or of_split
     if not labelled:
         names, images = _class_folders(tree, "", (), unused)
-        found = _examined(tree, images, config_data)
-        members = hold_out(images, config_data, where, examined=found)
+        inspected = _examined(tree, images, config_data)
+        members = hold_out(images, config_data, where, examined=inspected)
     else:
-        found = _examined(tree, itertools.chain(*members.values()), config_data)
+        inspected = _examined(tree, itertools.chain(*members.values()), config_data)
     if tree.links_back:
         logging.warning(
             "%s: %d links lead back to a folder that contains them and are not followed, the first is %s",
             where, len(tree.links_back), readable(min(tree.links_back, key=natural)),
         )  # fmt: skip
-    return Table(where, tuple(map(readable, names)), False, members, found)
+    return Table(where, tuple(map(readable, names)), False, members, inspected)
 
 
 def _examined(
