@@ -23,8 +23,9 @@ from tests.import_graph import ROOT, imports_of, parsed
 
 # The core's own tests: run after every change.
 CORE_TESTS = (
-    "tests/test_changed.py", "tests/test_imports.py", "tests/test_words.py", "tests/test_patterns.py",
-    "tests/test_schema.py", "tests/test_durations.py", "tests/test_types.py", "tests/models/test_vit.py",
+    "tests/test_core.py", "tests/test_changed.py", "tests/test_imports.py", "tests/test_words.py",
+    "tests/test_patterns.py", "tests/test_schema.py", "tests/test_durations.py", "tests/test_types.py",
+    "tests/models/test_vit.py",
     "tests/objectives/test_supervised.py", "tests/data/test_loader.py", "tests/training/test_step.py",
     "tests/integration/test_train.py",
 )  # fmt: skip

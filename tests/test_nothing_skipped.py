@@ -69,6 +69,14 @@ def test_what_every_python_of_the_test_environment_has_is_imported_plainly():
     assert [(where, name) for where, name in asked_for() if name not in optional] == []
 
 
+def test_what_takes_seconds_to_import_is_imported_by_the_tests_that_use_it():
+    slow = re.compile(
+        r"^(import|from) (torch|transformers|torchmetrics|timm)\b|^\w+ = pytest.importorskip", re.M
+    )
+    files = (ROOT / "tests").rglob("test_*.py")
+    assert [path.name for path in files if slow.search(path.read_text())] == []
+
+
 SKIPS = """
 import pytest
 

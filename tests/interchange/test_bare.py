@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from tests import lazily
 from tests.interchange import test_towers
 from tests.interchange.dinov3_files import write_sparse
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 
-transformers = pytest.importorskip("transformers")
+transformers = lazily.Package("transformers")
 
 WIDE, LABELS = test_towers.WIDE, dict(num_labels=3)
 MODELS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests import without_torchvision
+from tests import lazily, without_torchvision
 from tests.interchange import dinov3_files
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
@@ -16,7 +16,7 @@ from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.interchange.conversions import vit_dinov3
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 
 # Depth, width, heads, hidden size, gates, biases: patterns of the released sizes, and what is beside the network.
 NETWORKS = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests import lazily
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, state_dicts
 from vit_jax.interchange.conversions.rules import Rule
@@ -19,7 +20,7 @@ from vit_jax.interchange.conversions.skips import Skip, is_about_positions, matc
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.models import registry
 
-torch = pytest.importorskip("torch")
+torch = lazily.Package("torch")
 PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 # By pattern: the other network that it belongs to, '' for the model's own, 'compared' where the model computes it.
