@@ -321,6 +321,34 @@ def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, 
     assert "it is excluded from evaluation" in caplog.text
     description = reading.read_description(reading.find_checkpoint(tmp_path / "run2"))
     assert description["pixels"] == decode.PIXELS
+    # A recipe of now does not change the split that a run began with.
+    examine = "--config.data.examine=True"
+    code, _, err = command(*photos, f"--workdir={tmp_path}/run2", skip, examine, "--dry_run")
+    assert code == 0 and "keeps to it: names decide what is held out" in caplog.text, err
+
+
+def test_a_run_goes_on_with_few_other_photos(command, photos, tmp_path, caplog):
+    broken = tmp_path / "data/cat/3.jpg"
+    broken.write_bytes(b"")
+    photos += ["--config.data.holdout=0", "--config.data.eval_split=train"]
+    photos += ["--config.data.on_bad_image=skip"]
+    examine, run = "--config.data.examine=True", f"--workdir={tmp_path}/run"
+    code, _, err = command(*photos, run, examine)
+    assert code == 0 and "1 of 24 images cannot be read: cat/3.jpg: it is empty" in caplog.text, err
+    broken.unlink()
+    caplog.clear()
+    longer = ["--config.duration=3 steps", "--config.checkpoint.on_config_change=allow"]
+    code, _, err = command(*photos, run, examine, *longer)
+    assert code == 0 and "resumed at step 2 of 3" in caplog.text, err
+    assert "about 1 of 24 are gone or changed, and about 0 are new" in caplog.text
+    assert "duration: '2 steps' -> '3 steps'; continuing" in caplog.text  # which is all else
+    (tmp_path / "data/dog/5.jpg").unlink()
+    write_image(tmp_path / "data/dog/13.jpg")
+    write_image(tmp_path / "data/dog/14.jpg")
+    code, _, err = command(*photos, run, examine, longer[0], "--dry_run")
+    assert code == 2 and "training_examples: 23 -> 24" in err
+    code, out, err = command(*photos, "--dry_run", "--config.batch_size=32")
+    assert code == 0 and "config.batch_size = 32 is more than the 24 images" in out + err
 
 
 def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):

@@ -3,11 +3,13 @@
 import dataclasses
 import pathlib
 
+import numpy as np
 import pytest
 
+from vit_jax.data.sources import fingerprint
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import resolve
-from vit_jax.training.guards import changed_fields
+from vit_jax.training.guards import changed_fields, few_other_images
 
 RECIPE = str(pathlib.Path(__file__).resolve().parents[2] / "configs/digits.py")
 
@@ -76,6 +78,25 @@ def test_other_training_images_are_a_change_that_is_said(tmp_path):
     (told,) = changed_fields(before, after)
     assert told == "the training images: their names, sizes, labels or order are not the same"
     assert changed_fields(before, before) == []
+
+
+def of_images(path, first, stop):
+    numbers = np.random.default_rng(0).integers(0, 2**63, 4000).astype(np.uint64)[first:stop]
+    sketch, mark = fingerprint.sketch(numbers), fingerprint.digest(numbers)
+    fields = {"training_examples": len(numbers), "training_sketch": sketch, "training_data": mark}
+    return described(config(path), **fields)
+
+
+def test_few_other_images_are_said_and_many_are_a_change(tmp_path):
+    before = of_images(tmp_path, 0, 2000)
+    assert few_other_images(before, before) == ""
+    for now, count in ((of_images(tmp_path, 1, 2000), 1999), (of_images(tmp_path, 1, 2001), 2000)):
+        assert f"It continues with the {count:,} that there are" in few_other_images(before, now)
+        assert changed_fields(before, now) == []
+    for now in (of_images(tmp_path, 400, 2000), of_images(tmp_path, 2000, 4000)):
+        assert few_other_images(before, now) == "" and len(changed_fields(before, now)) >= 1
+    earlier = {name: value for name, value in before.items() if name != "training_sketch"}
+    assert len(changed_fields(earlier, of_images(tmp_path, 1, 2000))) == 2  # which did not keep it
 
 
 def test_runs_begun_before_fingerprints_had_the_contents_of_buckets_resume(tmp_path):

@@ -61,6 +61,11 @@ class Data:
         "file: each image by itself; class: the same share of every class",
         choices=("file", "class"),
     )
+    examine: bool = option(
+        False,
+        "folder or list on a disk: all images are read once before the first step; unreadable ones, copies and "
+        "conflicting labels are listed, and a hash of the content decides what is held out: copies stay together",
+    )
     sampling: str = option(
         "uniform",
         "in an epoch of training, uniform: every example once; balanced: every class equally often",

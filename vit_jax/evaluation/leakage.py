@@ -92,6 +92,7 @@ def _is_training_data(data: Data, trained_on: Mapping[str, Any], mark: str) -> b
     if not mark:
         return False
     as_trained = {n: its[n] for n in ("train_split", "holdout", "holdout_by")}
+    as_trained["examine"] = its.get("examine", False)  # which an earlier version did not know
     try:
         source = sources.open_source(
             dataclasses.replace(data, **as_trained), as_trained["train_split"]

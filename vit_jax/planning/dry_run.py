@@ -95,6 +95,7 @@ def dry_run(
     if source is not None and workdir is not None and not config.pseudo.teacher:
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
+    lines += filter(None, [announce.warn_of_batch(config, examples)])
     estimate = rough.estimate(assembly, on_cpu=on_cpu and elsewhere is None)
     lines.append(rough.text(estimate))
     plan = None

@@ -299,7 +299,8 @@ def few_shot_on_imagenet(config: ConfigDict) -> None:
 
 def on_photos(config: ConfigDict, *, epochs: int, steps: int, lr: float, **fields) -> ConfigDict:
     """Fits a recipe to some hundreds or thousands of images of the user's on one machine: its length, warm-up,
-    evaluations and checkpoints follow from their number, and 16 images are computed at a time.
+    evaluations and checkpoints follow from their number, and 16 images are computed at a time. Files that cannot
+    be read are found before the first step, and passed over.
 
     Args:
       config: changed, and returned.
@@ -309,6 +310,7 @@ def on_photos(config: ConfigDict, *, epochs: int, steps: int, lr: float, **field
       **fields: of `config.data` or `config.model`, what else is not the recipe's.
     """
     config.data.update(dict(name="folder", path="IMAGES", train_split="train", eval_split="test"))
+    config.data.examine, config.data.on_bad_image = True, "skip"
     config.duration = f"{epochs} epochs, at least {steps} steps"
     config.batch_size, config.accumulate, config.optim.lr = 64, 4, lr
     config.optim.warmup = config.eval.every = config.checkpoint.every = "10%"

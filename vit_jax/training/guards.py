@@ -39,11 +39,12 @@ class NotWritable(UserError):
 
 # Fields whose patterns name heads.
 PATTERNS = ("config.init_reset", "config.lora.also", "config.optim.freeze")
+_FEW = 0.05  # of the training images, lost and gained since a run was saved
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
     """The differences between two descriptions that would change the result, as 'field: old ->
-    new'.
+    new'. A few training images that were lost or gained are not among them; see `few_other_images`.
     """
     classes = [config_class(described["config"]) for described in (saved, description)]
     may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
@@ -51,17 +52,41 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
     if not description["model"].get("num_classes"):
         compare["config.init_reset"] = _same_without_head
-    changed = []
-    for key in ("config", "classes", "training_examples"):
+    changed, few = [], bool(few_other_images(saved, description))
+    for key in ("config", "classes", *([] if few else ["training_examples"])):
         old, new = (dict(_flat(_part(described, key), key)) for described in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
             if name not in may_change and not same(before, now):
                 changed.append(f"{name}: {before!r} -> {now!r}")
     before, now = (described.get("training_data") for described in (saved, description))
-    if before and now and not fingerprint.same(before, now):  # an earlier version did not look
+    known = before and now  # an earlier version did not look
+    if known and not few and not fingerprint.same(before, now):
         changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed
+
+
+def few_other_images(saved: dict, description: dict) -> str:
+    """What to say where a run continues with slightly other training images than were saved: two, or at most one in
+    twenty, was lost or gained. '' if they are the same, too many differ, or it is not known.
+    """
+    sketches = [described.get("training_sketch", "") for described in (saved, description)]
+    before, now = (described["training_examples"] for described in (saved, description))
+    marks = [described.get("training_data", "") for described in (saved, description)]
+    if not all(sketches) or (
+        before == now and sketches[0] == sketches[1] and fingerprint.same(*marks)
+    ):
+        return ""
+    lost, gained = fingerprint.changes(sketches[0], before, sketches[1], now)
+    if not lost + gained:  # beyond what sketches see
+        lost = gained = 1
+    if lost + gained > max(2, _FEW * before):
+        return ""
+    return (
+        f"the training images are not all those that this run was saved with: about {lost:,} of {before:,} are gone or "
+        f"changed, and about {gained:,} are new. It continues with the {now:,} that there are; their order is another "
+        "from here on, so that some are seen once more or less in this epoch, and epochs have another length"
+    )
 
 
 def _same_place(before: str, now: str) -> bool:

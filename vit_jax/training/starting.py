@@ -17,7 +17,7 @@ from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import model_part
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
-from vit_jax.training.guards import changed_fields
+from vit_jax.training.guards import changed_fields, few_other_images
 from vit_jax.training.state import TrainState
 from vit_jax.training.upkeep.clock import KINDS
 
@@ -139,6 +139,8 @@ class Start:
 
 def check_same_run(config: Config, saved: dict, description: dict) -> None:
     """Raises `ConfigError` if the run that a checkpoint is of, `saved`, is another than `description`."""
+    if (few := few_other_images(saved, description)) and jax.process_index() == 0:
+        logging.warning("%s", few)
     changed = changed_fields(saved, description)
     if not changed:
         return

@@ -41,6 +41,9 @@ def describe_run(assembly: Assembly, source: Source) -> dict:
     description = descriptions.describe(
         config, assembly.model_config, source.classes, len(source), source.fingerprint()
     ) | {"pixels": PIXELS}
+    sketch = getattr(source, "sketch", str)()
+    if sketch:
+        description["training_sketch"] = sketch
     if isinstance(assembly.masks, PanopticTable):
         description["segments"] = assembly.masks.describe()
     if assembly.evaluated == "teacher":  # the config says of an average that there is one

@@ -4,7 +4,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,6 +108,7 @@ def open_train(config_data: Data) -> Source:
         source = data_set.open(config_data.train_split)
     else:
         source = data_set.open_by_weight(config_data.train_split)
+    _check_readable(source, config_data, "training")
     labels = source.labels
     if config_data.sampling == "balanced":
         _check_balanced(source, labels, config_data)
@@ -155,7 +156,25 @@ def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data
 
 def open_eval(config_data: Data) -> Source:
     """The examples to evaluate on."""
-    return open_source(config_data, config_data.eval_split)
+    source = open_source(config_data, config_data.eval_split)
+    _check_readable(source, config_data, "evaluation")
+    return source
+
+
+def _check_readable(source: Source, config_data: Data, kind: str) -> None:
+    """Raises `DataError` if it is known before images are read that too many of them cannot be."""
+    problems: Mapping[str, str] = getattr(source, "problems", {})
+    if not problems:
+        return
+    from vit_jax.data.batches import check_bad_images, pass_over
+
+    pass_over(BadImage(*next(iter(problems.items()))), config_data)
+    check_bad_images(dict(problems), config_data.max_bad_images, kind)
+    if len(problems) == len(source):
+        name, why = next(iter(problems.items()))
+        raise DataError(
+            f"none of the {len(source):,} {kind} images can be read, the first is {name}: {why}"
+        )
 
 
 def locate(text: str, config_data: Data) -> Data:

@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax.data.record import Labels
 
 _SAMPLE = 1000
+_SKETCH = 256  # numbers of 8 bytes
 
 
 def digest(*parts) -> str:
@@ -47,6 +48,25 @@ def split(marks: Sequence[str]) -> tuple[list[str], str]:
 def same(before: str, now: str) -> bool:
     """Whether two fingerprints are of the same data; `before` may be an earlier version's."""
     return before == now or before == now.partition("-")[0]
+
+
+def sketch(numbers: np.ndarray) -> str:
+    """The smallest of the `numbers` (n,) uint64 of a set's examples, hashes of them, as text: of two sets it tells how
+    much they have in common (Broder, "On the resemblance and containment of documents", 1997).
+    """
+    return "".join(f"{number:016x}" for number in np.unique(numbers)[:_SKETCH].tolist())
+
+
+def changes(before: str, count_before: int, now: str, count_now: int) -> tuple[int, int]:
+    """About how many examples a set has lost and gained, by its sketches and sizes: exact while both together have at
+    most 256; beyond it, where one in twenty differs, with a standard error of 1.4 % of its size.
+    """
+    old, new = ({text[at : at + 16] for at in range(0, len(text), 16)} for text in (before, now))
+    smallest = sorted(old | new)[:_SKETCH]
+    share = sum(number in old and number in new for number in smallest) / max(len(smallest), 1)
+    together = round(share * (count_before + count_now) / (1 + share))
+    together = min(together, count_before, count_now)
+    return count_before - together, count_now - together
 
 
 def sampled(count: int) -> list[int]:

@@ -1,5 +1,5 @@
 """Your own images as files: a folder of them, or (in `listed.py`) a list of files. Nothing but names
-is read before an image is asked for.
+is read before an image is asked for, unless `config.data.examine` says so; see `examined.py`.
 
 A folder holds, of these the first that fits:
 1. images and no sub-folders: they have no labels;
@@ -13,8 +13,9 @@ it.
 """
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from absl import logging
@@ -24,9 +25,10 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
-from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources import examined, fingerprint
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.ranges import read_files
+from vit_jax.data.sources.stored_index import INDEX
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import Tree, tree_at
@@ -43,6 +45,8 @@ class ImageFiles:
       labels: (n,) int32; of a multi-label source a tuple of classes for each; `None` without
         labels.
       contents: (n,) uint64, of a folder in a bucket: see `trees.Tree.contents`.
+      marks: (n,) uint64, if the files were read: see `examined.Examined`; 0 where one cannot be read.
+      problems: name → why the file cannot be read, as far as that is known.
     """
 
     root: str
@@ -51,6 +55,8 @@ class ImageFiles:
     paths: tuple[str, ...]
     labels: np.ndarray | tuple[tuple[int, ...], ...] | None
     contents: np.ndarray | None = None
+    marks: np.ndarray | None = None
+    problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -80,6 +86,20 @@ class ImageFiles:
         labels = fingerprint.of_labels(self.labels)
         mark = fingerprint.digest(self.classes, len(self), names, sizes, labels)
         return fingerprint.with_contents(mark, self.paths, self.contents)
+
+    def sketch(self) -> str:
+        """The `fingerprint.sketch` of names, contents and classes, if the files were read; else ''."""
+        if self.marks is None:
+            return ""
+        examples = zip(self.paths, self.marks.tolist(), strict=True)
+        rows = ((*example, self._class_names(i)) for i, example in enumerate(examples))
+        numbers = (fingerprint.number(repr(row)) for row in rows)
+        return fingerprint.sketch(np.fromiter(numbers, np.uint64, len(self)))
+
+    def _class_names(self, index: int) -> list[str]:
+        label = label_at(self.labels, index)
+        labels = label if isinstance(label, tuple) else () if label is None else (label,)
+        return [self.classes[number] for number in labels]
 
     def _path(self, index: int) -> str:
         path = self.paths[index]
@@ -127,15 +147,36 @@ def open_folder(config_data: Data) -> DataSet:
         )
     if not path.is_dir():
         table = read_list(path, config_data)
-        return table.data_set(lambda *columns: ImageFiles(str(path.parent), *columns))
+        _report(table)
+        return table.data_set(
+            lambda *columns: ImageFiles(
+                str(path.parent), *columns, None, *_found(table, columns[2])
+            )
+        )
     tree, unused = tree_at(path), Unused()
     table = _read_folder(tree, config_data, unused)
     unused.report(str(path))
+    _report(table)
 
     def make(classes, multi_label, paths, labels):
-        return ImageFiles(str(path), classes, multi_label, paths, labels, tree.contents(paths))
+        contents, findings = tree.contents(paths), _found(table, paths)
+        return ImageFiles(str(path), classes, multi_label, paths, labels, contents, *findings)
 
     return table.data_set(make)
+
+
+def _report(table: Table) -> None:
+    if table.examined:
+        examined.report(table.where, table.examined, table.splits, table.classes)
+
+
+def _found(table: Table, paths: Sequence[str]) -> tuple[np.ndarray | None, dict[str, str]]:
+    """`ImageFiles.marks` and `problems` of files."""
+    if not table.examined:
+        return None, {}
+    bad = table.examined.problems
+    problems = {readable(path): bad[path] for path in paths if path in bad}
+    return table.examined.marks_of(paths), problems
 
 
 def unread_files(root: epath.Path) -> list[tuple[str, str]]:
@@ -145,7 +186,7 @@ def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     tree, why = tree_at(root), "its name does not end like an image's"
     folders = tree.folders("")
     if not folders:
-        return [(name, why) for name in tree.files("") if not _is_image(name)]
+        return [(name, why) for name in tree.files("") if not _is_image(name) and name != INDEX]
     unread = [(name, "it lies beside the class folders") for name in _loose_images(tree, Unused())]
     for folder in folders:
         unread += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
@@ -156,7 +197,10 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
     where = str(tree.root)
     folders = tree.folders("")
     if not folders:
-        return Table(where, (), False, hold_out(_unlabelled(tree, "", unused), config_data, where))
+        images = _unlabelled(tree, "", unused)
+        inspected = _examined(tree, images, config_data)
+        members = hold_out(images, config_data, where, examined=inspected)
+        return Table(where, (), False, members, inspected)
     loose = _loose_images(tree, unused)
     if loose:
         logging.warning(
@@ -166,8 +210,13 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
     split_folders = [name for name in SPLITS if name in folders]
     labelled = _labelled_splits(tree)
     if not labelled and "train" in folders and len(split_folders) == len(folders):
+        members = {name: _unlabelled(tree, name, unused) for name in split_folders}
         return Table(
-            where, (), False, {name: _unlabelled(tree, name, unused) for name in split_folders}
+            where,
+            (),
+            False,
+            members,
+            _examined(tree, itertools.chain(*members.values()), config_data),
         )
     names, members = (), {}
     for name in labelled:
@@ -175,13 +224,22 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
         names = names or of_split
     if not labelled:
         names, images = _class_folders(tree, "", (), unused)
-        members = hold_out(images, config_data, where)
+        inspected = _examined(tree, images, config_data)
+        members = hold_out(images, config_data, where, examined=inspected)
+    else:
+        inspected = _examined(tree, itertools.chain(*members.values()), config_data)
     if tree.links_back:
         logging.warning(
             "%s: %d links lead back to a folder that contains them and are not followed, the first is %s",
             where, len(tree.links_back), readable(min(tree.links_back, key=natural)),
         )  # fmt: skip
-    return Table(where, tuple(map(readable, names)), False, members)
+    return Table(where, tuple(map(readable, names)), False, members, inspected)
+
+
+def _examined(
+    tree: Tree, images: Iterable[tuple[str, Label]], config_data: Data
+) -> examined.Examined | None:
+    return examined.examine(str(tree.root), [path for path, _ in images], config_data)
 
 
 def _labelled_splits(tree: Tree) -> list[str]:

@@ -20,6 +20,7 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
+from vit_jax.data.sources.examined import examine
 from vit_jax.data.sources.table import Table, hold_out, number_labels
 from vit_jax.data.sources.text import read_text
 
@@ -48,6 +49,7 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
     classes, multi_label, labels = number_labels(
         texts, path.parent / "classes.txt", lambda i: f"{path}, line {rows[i][0]}"
     )
+    examined = examine(os.fspath(path.parent), [file for _, file, _, _ in rows], config_data)
     members = {}
     for (_, file, _, split), label in zip(rows, labels, strict=True):
         members.setdefault(split, []).append((file, label))
@@ -56,10 +58,10 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
         folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
         realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
         name = functools.partial(_relative, folder, realpath)
-        members = hold_out(members[""], config_data, str(path), name)
+        members = hold_out(members[""], config_data, str(path), name, examined)
     elif "" in members:
         raise ConfigError(f"{path}: some images have a split, others none")
-    return Table(str(path), classes, multi_label, members)
+    return Table(str(path), classes, multi_label, members, examined)
 
 
 def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:

@@ -55,18 +55,26 @@ class Kind:
       name: of it and of the version of `scan`: an index of another is not used.
       scan: finds out where the records of a file are.
       earlier: the names under which earlier versions stored something else → what makes columns of that.
+      doing: what the log calls a scan.
     """
 
     name: str
     scan: Callable[[places.File], FileColumns]
     earlier: Mapping[str, Callable[[Any], FileColumns]] = dataclasses.field(default_factory=dict)
+    doing: str = "finding the records of"
 
 
-def find_records(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | None = None) -> Index:
+def find_records(
+    paths: Sequence[str],
+    kind: Kind,
+    sizes: Mapping[str, int] | None = None,
+    folder: str = "",
+) -> Index:
     """Where the records of `paths` are; read from them only if no stored index says it.
 
     Args:
       sizes: path → the bytes that the file must have, where that is known.
+      folder: where the index is stored; '': in the innermost that all files are in.
 
     Raises:
       DataError: a file is missing, has another size, or cannot be read.
@@ -75,8 +83,8 @@ def find_records(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | No
     on_disk = not places.in_bucket(paths[0])
     if on_disk and sum(file.size for file in files) < _SMALL:
         parts = dict(zip(files, _scan(kind, files), strict=True))
-        return Index.of(kind.name, parts, _folder_of(paths))
-    store = _Store(_folder_of(paths), kind)
+        return Index.of(kind.name, parts, folder or _folder_of(paths))
+    store = _Store(folder or _folder_of(paths), kind)
     # Without a lock first: usually it is there.
     return store.look(files) or store.make(files)
 
@@ -234,8 +242,8 @@ class _Store:
         if stored and not changed and not known:
             differ = f" ({INDEX} is of other files)"
         logging.info(
-            "%s: finding the records of %d of %d files%s; the result is stored in %s",
-            self._folder, len(missing), len(files), differ, INDEX,
+            "%s: %s %d of %d files%s; the result is stored in %s",
+            self._folder, self._kind.doing, len(missing), len(files), differ, INDEX,
         )  # fmt: skip
         scanned = _scan(self._kind, list(missing.values()), str(self._folder))
         known |= zip(missing, zip(missing.values(), scanned, strict=True), strict=True)

@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -19,6 +19,9 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.text import read_text
+
+if TYPE_CHECKING:
+    from vit_jax.data.sources.examined import Examined
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif",
@@ -48,12 +51,14 @@ class Table:
       multi_label: whether labels are tuples.
       splits: per split the (key, label) of its examples; what a key is, the file that made the
         table knows.
+      examined: what was found in the files that are keys, if they were read.
     """
 
     where: str
     classes: tuple[str, ...]
     multi_label: bool
     splits: Mapping[str, list[tuple[Any, Label]]]
+    examined: "Examined | None" = None
 
     def data_set(self, make: Callable[..., Source]) -> DataSet:
         """A data set whose splits are `make(classes, multi_label, keys, labels)`."""
@@ -106,10 +111,12 @@ def hold_out(
     config_data: Data,
     where: str,
     name: Callable[[Any], str] = str,
+    examined: "Examined | None" = None,
 ) -> dict[str, list[tuple[Any, Label]]]:
     """`rows` as 'train' and 'test', the share `config_data.holdout` of them in 'test'.
 
-    Every image has a number in [0, 1), a hash of the `name` of its key. By `holdout_by`, 'test' are
+    Every image has a number in [0, 1): a hash of its bytes, if it was `examined` and can be read, else of the `name` of
+    its key. Copies, byte for byte, are on the side of the first of them. By `holdout_by`, 'test' are
 
       file: the images whose number is below the share. More images move none from one side to the
         other.
@@ -121,12 +128,23 @@ def hold_out(
     Raises:
       ConfigError: by class, where images do not have one label each.
     """
-    numbers = np.fromiter((name_number(name(key)) for key, _ in rows), np.uint64, len(rows))
+    marks = examined.marks if examined else {}
+    numbers = np.fromiter(
+        (marks[key] if key in marks else name_number(name(key)) for key, _ in rows),
+        np.uint64,
+        len(rows),
+    )
     labels = [label for _, label in rows]
     if all(isinstance(label, int) for label in labels):
         labels = np.asarray(labels, np.int64)
+    if examined:
+        numbers, firsts, group = np.unique(numbers, return_index=True, return_inverse=True)
+        labels = labels[firsts] if isinstance(labels, np.ndarray) else labels
+        outs = held_out(numbers, labels, config_data, where)[group]
+    else:
+        outs = held_out(numbers, labels, config_data, where)
     members = {"train": [], "test": []}
-    for row, out in zip(rows, held_out(numbers, labels, config_data, where), strict=True):
+    for row, out in zip(rows, outs, strict=True):
         members["test" if out else "train"].append(row)
     return members
 

@@ -8,6 +8,7 @@ import os
 
 from absl import logging
 
+from vit_jax.data.sources.stored_index import INDEX
 from vit_jax.data.sources.table import SUFFIXES
 from vit_jax.data.sources.text import readable
 
@@ -31,6 +32,8 @@ class Unused:
         suffix = os.path.splitext(name)[1].lower()
         if suffix in SUFFIXES:
             return True
+        if name == INDEX:  # our own
+            return False
         self._counts[suffix] += 1
         self._first.setdefault(suffix, name)
         return False

@@ -15,6 +15,7 @@ from etils import epath
 from vit_jax.base import durations, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
+from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.record import Source
 from vit_jax.devices import gpus, meshes, processes
@@ -46,17 +47,24 @@ def announce(
         logging.info("parameters:\n%s", table)
     for line in lines(assembly, len(source), suite):
         logging.info("%s", line)
-    if config.batch_size > len(source):
-        logging.warning(
-            "config.batch_size = %d is more than the %d images to train on, so that a step sees some of them "
-            "more than once: set a smaller one, or take a recipe for some thousand photos (configs/finetune.py:photos)",
-            config.batch_size, len(source),
-        )  # fmt: skip
+    if warning := warn_of_batch(config, len(source)):
+        logging.warning("%s", warning)
     announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
     every = config.checkpoint.every
     when = "at the end" if assembly.to_steps(every) == 0 else f"every {every} and at the end"
     logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
+
+
+def warn_of_batch(config: Config, examples: int) -> str:
+    """What to say of a batch that is larger than the number of examples; else ''."""
+    if config.batch_size <= examples:
+        return ""
+    return (
+        f"config.batch_size = {config.batch_size} is more than the {examples} images to train on, so that a step sees "
+        "some of them more than once: set a smaller one, or take a recipe for some thousand photos "
+        "(configs/finetune.py:photos)"
+    )
 
 
 def announce_devices(mesh: jax.sharding.Mesh) -> None:
