@@ -102,7 +102,7 @@ GUIDES_RECIPES = """
 import json, pathlib, sys
 import vit_jax
 from vit_jax import user_files
-from vit_jax.base import shipped
+from vit_jax.recipes import shipped
 from vit_jax.planning import catalogue
 
 for spec in json.loads(sys.argv[1]):
