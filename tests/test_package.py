@@ -101,9 +101,8 @@ def test_the_wheel_has_every_recipe_once_and_nothing_beside_the_package(wheel):
 GUIDES_RECIPES = """
 import json, pathlib, sys
 import vit_jax
-from vit_jax import user_files
-from vit_jax.recipes import shipped
 from vit_jax.planning import catalogue
+from vit_jax.recipes import shipped, user_files
 
 for spec in json.loads(sys.argv[1]):
     if "" in user_files.load_recipe(spec):
