@@ -92,7 +92,7 @@ FAULTS = {
     ),
     # Resuming.
     "tier_checksum_not_compared": Fault(
-        "checkpoints/shards.py", "or zlib.crc32(found) != checksum:", "or False:",
+        "checkpoints/shards.py", "or zlib.crc32(content) != checksum:", "or False:",
         _TIER + "test_a_damaged_file_is_reported_and_the_one_before_is_used",
     ),
     "tier_of_another_run_is_used": Fault(
@@ -100,7 +100,7 @@ FAULTS = {
         _TIER + "test_files_of_an_earlier_run_in_the_workdir_are_not_used_and_soon_deleted",
     ),
     "newer_local_state_is_passed_over": Fault(
-        "checkpoints/saving.py", "if found := elsewhere(steps):", "if found := not reasons and elsewhere(steps):",
+        "checkpoints/saving.py", "if other := elsewhere(steps):", "if other := not reasons and elsewhere(steps):",
         _RUNS + "test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints",
     ),
     "marks_of_tier_not_compared": Fault(

@@ -68,7 +68,7 @@ def test_a_small_file_that_says_it_is_huge_takes_no_memory():
     """In a process of its own: a PNG of 30,000 x 30,000 black pixels has 100 kB."""
     code = """
 import resource, struct, zlib
-from vit_jax.data import decode
+from vit_jax.data.decoding import decode
 head = struct.pack(">IIBBBBB", 30_000, 30_000, 1, 0, 0, 0, 0)
 chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(bytes(3751 * 30_000))), (b"IEND", b"")]
 png = b"\\x89PNG\\r\\n\\x1a\\n" + b"".join(

@@ -190,8 +190,8 @@ RECIPES = {
     "returns nothing": ("def get_config():\n    pass\n", "get_config() of {} returned None"),
     "returns a dict": ("def get_config():\n    return {{}}\n", "returned a dict. It must return a config that starts"),
     "returns another config": (
-        "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({{'lr': 1}})\n",
-        "config has no field lr; known: seed",
+        "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({{'quux': 1}})\n",
+        "config has no field quux; known: seed",
     ),
     "lacks a section": (
         "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({{'seed': 1}})\n",

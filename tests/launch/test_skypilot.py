@@ -40,7 +40,7 @@ def task() -> dict:
 
 def run_block(task: dict, folder: pathlib.Path, rank: int, **variables) -> tuple[int, str]:
     """Exit code and output of the task's `run` on a node, in a folder like the copied checkout."""
-    (folder / "vit_jax/base").mkdir(parents=True, exist_ok=True)
+    (folder / "vit_jax/recipes").mkdir(parents=True, exist_ok=True)
     (folder / "vit_jax/__init__.py").touch()
     (folder / "vit_jax/__main__.py").write_text(PROGRAM)
     shipped = f"def launch_folder():\n    return {str(ROOT / 'launch')!r}\n"

@@ -69,7 +69,7 @@ def assert_same(got, expected):
 def saved(tier, mesh, *steps):
     one = tier()
     for step in steps:
-        one.save(step, make_state(mesh, step), {"step": step})
+        one.save(step, make_state(mesh, step), {"step": step, "config": {}})
     one.close()
     return one
 
@@ -79,7 +79,7 @@ def test_the_newest_state_comes_back_after_a_restart(tier, mesh, tmp_path):
     assert [path.name.split(".")[2] for path in files(tmp_path)] == ["2", "3"]
     described = []
     step, parts = tier().restore(0, described.append)
-    assert step == 3 and described == [{"step": 3}]
+    assert step == 3 and described == [{"step": 3, "config": {}}]
     assert_same(parts, make_state(mesh, 3))
 
 
@@ -102,7 +102,7 @@ def test_what_is_restored_is_a_copy_that_training_may_overwrite(tier, mesh):
 
 def test_a_copy_does_not_change_when_the_state_is_overwritten(tier, mesh):
     one, state = tier(), make_state(mesh, 1)
-    one.save(1, state, {})
+    one.save(1, state, {"config": {}})
     jax.block_until_ready(
         jax.jit(lambda x: jax.tree.map(lambda y: y * 0, x), donate_argnums=0)(state)
     )
@@ -156,7 +156,7 @@ def test_a_file_whose_bits_are_not_those_of_the_audit_is_reported_and_the_one_be
     one = saved(tier, mesh, 1)
     other = make_state(mesh, 2)
     other["params"]["bias"] += 1
-    one.save(2, make_state(mesh, 2), {}, fingerprints.fingerprint(other))
+    one.save(2, make_state(mesh, 2), {"config": {}}, fingerprints.fingerprint(other))
     one.close()
     step, parts = tier().restore(0)
     assert step == 1
@@ -171,7 +171,7 @@ def test_files_of_an_earlier_run_in_the_workdir_are_not_used_and_soon_deleted(
     (tmp_path / "run" / tiers.RUN).unlink()
     new = tier()
     assert new.restore(0) is None and "of an earlier run" in caplog.text
-    new.save(1, make_state(mesh, 1), {})
+    new.save(1, make_state(mesh, 1), {"config": {}})
     new.close()
     assert [path.name.split(".")[2] for path in files(tmp_path)] == ["1"]
 

@@ -198,7 +198,7 @@ def _class_program(
     plain = make_network(definition, config)
 
     def beside(weights: registry.Weights, images: jax.Array) -> ModelOutput:
-        return plain(weights, augment.permuted(images, data.permute_patch, data.permute))
+        return plain(weights, augment.permuted(images, data))
 
     network = make_forward(definition, config, data) if normalization == INSIDE else beside
     activation = objectives.activation(run.config.objective)

@@ -219,7 +219,7 @@ def _fitting(name: str, image_size: int | None):
     refusal = None
     for size in range(image_size, 0, -1):
         # As it is, or else as its weights are used at another resolution.
-        for options in ({}, published.at_size(size)):
+        for options in ({}, published.options_for_image_size(size)):
             try:
                 return registry.model_config(name, image_size=size, **options)
             except ConfigError as error:
