@@ -41,7 +41,7 @@ from vit_jax.data import crops, sources
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
 from vit_jax.evaluation import few_shot
-from vit_jax.evaluation.contract import InspectionContext, Trained
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.inspection import observe
 from vit_jax.models import registry
@@ -120,13 +120,13 @@ def evaluate(said) -> dict:
     sources.register("cached", lambda config_data: source)
     config = schema.typed(config_class(), run.config)
     definition, weights = registry.split(run.model)
-    context = InspectionContext(config, run.model_config, definition, run.classes)
+    context = EvalContext(config, run.model_config, definition, run.classes)
     mesh, alone = meshes.replica_mesh(), network_alone(run, said.batch)
     names = ("accuracy", "classification")
     suites = {name: evaluation.make((name,), context) for name in names}
     with jax.set_mesh(mesh):
         judged = {
-            name: lambda suite=suite: suite(Trained(weights), mesh)
+            name: lambda suite=suite: suite(EvaluatedModel(weights), mesh)
             for name, suite in suites.items()
         }
         return timed({"alone": lambda: alone(said.images)} | judged, said.rounds)
