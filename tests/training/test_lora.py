@@ -25,7 +25,9 @@ def make(compilation_cache):
         found = vit_jax.load_config("configs/digits.py")
         found.update_from_flattened_dict(
             TINY | {"compilation_cache": compilation_cache, "log.tensorboard": False, "optim.ema": 0.0,
-                    "optim.warmup": "0 steps"}
+                    "optim.warmup": "0 steps",
+                    # So large that Orbax's own files, of which it writes more at times, are small beside it.
+                    "model.width": 64, "model.mlp_dim": 256}
         )  # fmt: skip
         found.update_from_flattened_dict(
             {name.replace("__", "."): value for name, value in overrides.items()}
