@@ -20,7 +20,7 @@ from vit_jax.models.embeddings import sincos_2d
 from vit_jax.objectives.mae import Mae, MaeOptions, decoder_of
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.initial_weights import own_weights, start_from
+from vit_jax.training.initial_weights import own_weights, read_checkpoint, start_from
 
 
 def of_file(path, objective, **hints):
@@ -159,7 +159,8 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     new = registry.Weights(jax.tree.map(jnp.zeros_like, parts["params_objective"]), {})
     for source in (path, workdir):
         config = dataclasses.replace(assembly.config, init_from=str(source))
-        own = own_weights(dataclasses.replace(assembly, config=config), new)
+        again = dataclasses.replace(assembly, config=config)
+        own = own_weights(again, read_checkpoint(again), new)
         jax.tree.map(np.testing.assert_array_equal, own.params, parts["ema_objective"])
 
 

@@ -23,11 +23,13 @@ from vit_jax.training.state import TrainState
 def check_fits(assembly: Assembly) -> None:
     """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
     like = registry.abstract_weights(assembly.model_config)[1]
-    loading.check_fit(_read(assembly), like, assembly.model_config, **_init_options(assembly))
+    loading.check_fit(
+        read_checkpoint(assembly), like, assembly.model_config, **_init_options(assembly)
+    )
     _own_reset(assembly, assembly.networks.abstract_own())
 
 
-def _read(assembly: Assembly) -> formats.LoadedCheckpoint:
+def read_checkpoint(assembly: Assembly) -> formats.LoadedCheckpoint:
     """The checkpoint of `config.init_from`, its arrays unread."""
     return formats.read_checkpoint(assembly.config.init_from, hints=vars(assembly.model_config))
 
@@ -58,11 +60,11 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     """`state` with the weights of `config.init_from` in place of the new ones, except those to reset; those that
     the objective owns too, if the checkpoint has them.
     """
-    variables = dict(state.variables)
+    variables, checkpoint = dict(state.variables), read_checkpoint(assembly)
     own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
     if jax.tree.leaves(own):
-        own = own_weights(assembly, own)
-    weights = _weights(assembly, state)
+        own = own_weights(assembly, checkpoint, own)
+    weights = _weights(assembly, checkpoint, state)
     base, params = _split(assembly, weights)
     new = {name: tree for name, tree in state.params.items() if name == ADAPTERS}
     params = ({OWN: own.params} if OWN in state.params else {}) | new | params
@@ -87,7 +89,7 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
 
 def base_of(assembly: Assembly, state: TrainState) -> dict | None:
     """The frozen base below the adapters of a state, read again, since it is not saved with them."""
-    return _split(assembly, _weights(assembly, state))[0]
+    return _split(assembly, _weights(assembly, read_checkpoint(assembly), state))[0]
 
 
 def teacher_weights(teacher: FixedTeacher, like: Weights) -> Weights:
@@ -104,13 +106,15 @@ def anchor_params(assembly: Assembly, anchor: Anchor, like: Weights) -> dict:
     return loading.fit_weights(checkpoint, like, assembly.model_config, **options).params
 
 
-def _weights(assembly: Assembly, state: TrainState) -> Weights:
-    """The model of `config.init_from`, fitted to the run's, in the places of the state's; what is to be reset
+def _weights(
+    assembly: Assembly, checkpoint: formats.LoadedCheckpoint, state: TrainState
+) -> Weights:
+    """The model of `checkpoint`, fitted to the run's, in the places of the state's; what is to be reset
     is the state's.
     """
     of_model = {n: tree for n, tree in state.params.items() if n not in (OWN, ADAPTERS)}
     return loading.fit_weights(
-        _read(assembly),
+        checkpoint,
         Weights(patterns.union(state.base or {}, of_model), state.variables.get("model", {})),
         assembly.model_config,
         **_init_options(assembly),
@@ -123,15 +127,16 @@ def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
     return split.split(weights.params) if split else (None, weights.params)
 
 
-def own_weights(assembly: Assembly, new: Weights) -> Weights:
-    """What the objective owns: the arrays of `config.init_from` that it continues with, the others new. What is
-    taken and what is re-initialised, and why, is logged.
+def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: Weights) -> Weights:
+    """What the objective owns: the arrays of a checkpoint that it continues with, the others new. What is taken and
+    what is re-initialised, and why, is logged.
 
     Args:
+      checkpoint: that of `config.init_from`.
       new: newly initialised.
     """
     config, objective = assembly.config, assembly.networks.objective
-    saved = saved_objectives.find_saved(_read(assembly), type(objective), vars(objective.options))
+    saved = saved_objectives.find_saved(checkpoint, type(objective), vars(objective.options))
     arrays = patterns.union(*new)
     if saved is None:
         taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
