@@ -173,7 +173,7 @@ class Log:
     )
     wandb: str = option(
         "",
-        "project of Weights & Biases where metrics go too (pip install 'vit_jax[wandb]'); '': nowhere",
+        "project of Weights & Biases where metrics go too (extra 'wandb' of the installation); '': nowhere",
     )
     parameters: bool = option(
         False, "print a table of all parameters, with their shapes and shardings, at the start"
