@@ -77,6 +77,8 @@ setup(
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": [
+            "annotations.pyi",
+            "commands/completion.json",
             "py.typed",
             "data/labels/imagenet_classes.tsv",
             "models/published.json",

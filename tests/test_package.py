@@ -90,7 +90,11 @@ def test_the_wheel_has_every_recipe_once_and_nothing_beside_the_package(wheel):
     launch = [path for path in (ROOT / "launch").rglob("*") if path.is_file()]
     launch = [path for path in launch if "__pycache__" not in path.parts]
     assert {f"vit_jax/{path.relative_to(ROOT).as_posix()}" for path in launch} <= set(names)
-    assert "vit_jax/py.typed" in names
+    assert {
+        "vit_jax/py.typed",
+        "vit_jax/annotations.pyi",
+        "vit_jax/commands/completion.json",
+    } <= set(names)
     assert {"vit_jax/notebooks/fine_tune.ipynb", "vit_jax/notebooks/look_inside.ipynb"} <= set(
         names
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 from absl import logging
@@ -21,6 +21,9 @@ from vit_jax.interchange import checkpoint_file, fitting, formats, orbax, tensor
 from vit_jax.models import classifier, published, registry
 from vit_jax.models.registry import Weights
 
+if TYPE_CHECKING:
+    from vit_jax.annotations import ComputeOptions, LoadOptions
+
 
 def load(
     path: epath.PathLike,
@@ -28,7 +31,7 @@ def load(
     resize: str = "scipy",
     init_channels: str = "error",
     allow_nonfinite: bool = False,
-    **overrides: Any,
+    **overrides: "Unpack[LoadOptions]",
 ) -> nnx.Module:
     """A model from a checkpoint of any format; its `config` says what was recognised.
 
@@ -98,7 +101,7 @@ def load_run(
     mesh: jax.sharding.Mesh | None = None,
     *,
     model_options: Mapping[str, Any] | None = None,
-    **options,
+    **options: "Unpack[ComputeOptions]",
 ) -> TrainedModel:
     """A trained model and what is needed to use it, from a checkpoint of any format.
 
@@ -303,7 +306,7 @@ def convert(
     *,
     data: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
-    **overrides: Any,
+    **overrides: "Unpack[LoadOptions]",
 ) -> formats.LoadedCheckpoint:
     """Rewrites a checkpoint in another format; see `formats.read_checkpoint` for what `overrides` do.
 
