@@ -148,6 +148,17 @@ def test_outside_the_clone_a_recipe_trains_by_name_and_its_run_predicts(outside)
     assert done.returncode == 2 and "is not prepared in" in done.stderr
 
 
+def test_outside_the_clone_a_type_checker_finds_mistakes_and_no_others(outside):
+    for name in ("mistakes.py", "correct.py"):
+        outside("cp", ROOT / "tests" / "typing" / name, name)
+    pyrefly = pathlib.Path(sys.executable).with_name("pyrefly")
+    python = outside("which", "python").stdout.strip()
+    words = ("--preset=default", "--output-format=min-text", "mistakes.py", "correct.py")
+    done = outside(pyrefly, "check", f"--python-interpreter-path={python}", *words)
+    lines = set(re.findall(r"^ERROR \S*?(\w+)\.py:(\d+)", done.stdout, re.M))
+    assert len(lines) == 10 and {name for name, _ in lines} == {"mistakes"}, done.stdout
+
+
 def test_outside_the_clone_runs_are_launched_with_the_version_that_is_installed(outside):
     flags = ("--name=b16", "--topology=v5e:2x2", "--dry_run", "--unchecked")
     follow = ("--", "evaluate", "--follow", "--checkpoint=gs://bucket/run")

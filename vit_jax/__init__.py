@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from vit_jax.devices import libtpu
 
 if TYPE_CHECKING:
-    from vit_jax.api import Run, create_model, load_run
+    from vit_jax.api import Run, load_run
     from vit_jax.base.errors import CheckpointError, ConfigError, UserError
     from vit_jax.config import default_config
     from vit_jax.data.record import BadImage, DataError
     from vit_jax.interchange.listing import list_models
-    from vit_jax.interchange.loading import convert, load, load_weights
+    from vit_jax.interchange.loading import convert, create_model, load, load_weights
     from vit_jax.prediction.predict import Prediction
     from vit_jax.prediction.transform import Transform
     from vit_jax.recipes.user_files import load_config
@@ -56,6 +56,7 @@ _MODULES = {
     "Transform": "vit_jax.prediction.transform",
     "UserError": "vit_jax.base.errors",
     "convert": "vit_jax.interchange.loading",
+    "create_model": "vit_jax.interchange.loading",
     "default_config": "vit_jax.config",
     "list_models": "vit_jax.interchange.listing",
     "load": "vit_jax.interchange.loading",

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import nnx
 
 from vit_jax import evaluation
 from vit_jax.base import sizes
@@ -26,8 +25,9 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.interchange import formats, loading, pushing, remote, tensors_by_name
+from vit_jax.interchange import formats, loading, pushing, tensors_by_name
 from vit_jax.interchange.listing import list_models  # noqa: F401  its earlier place
+from vit_jax.interchange.loading import create_model  # noqa: F401
 from vit_jax.models import registry
 from vit_jax.prediction import overrides, predict
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
         ComputeOptions,
         EvaluateFields,
         ExportOptions,
-        LoadOptions,
-        ModelName,
-        ModelOptions,
         PreprocessingOptions,
         PushOptions,
     )  # fmt: skip
@@ -384,30 +381,6 @@ def load_run(
     if image_size is not None:
         run = loading.resized(run, image_size)
     return Run(**vars(run), source=os.fspath(source), stated=stated)
-
-
-def create_model(
-    name: "ModelName | str",
-    *,
-    image_size: Size | str | None = None,
-    seed: int = 0,
-    **options: "Unpack[ModelOptions]",
-) -> nnx.Module:
-    """A model by name: a new one by a name of `vit_jax models`, a trained one by a name of timm.
-
-    >>> model = vit_jax.create_model("ViT-B/16", num_classes=10, image_size=384, pool="mean")
-    >>> model = vit_jax.create_model("vit_base_patch16_224.augreg_in21k", num_classes=10)
-
-    Args:
-      name: of a model; the weights of timm's names are downloaded from the hub.
-      image_size: pixels of a side, or (height, width); by default what the model was published with.
-      seed: of new parameters.
-      **options: of the model's config; see `load` for those that trained weights can be fitted to.
-    """
-    if remote.timm_address(name):
-        size: LoadOptions = {} if image_size is None else {"image_size": image_size}
-        return loading.load(name, **size, **options)
-    return registry.create_model(name, image_size=image_size, seed=seed, **options)
 
 
 def _raise_if_bad(answer: Any) -> Any:
