@@ -24,8 +24,8 @@ ROWS = {
     "--config.mesh.fsdp=32 --config.mesh.tensor=4",
 }
 HEAD = (
-    "| model | flags | chips, mesh | a chip | peak memory | step, ms | images/s | MFU | days | TPUv3-core-days |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "| model | flags | chips: mesh | peak memory | step, ms | MFU | days |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -38,13 +38,10 @@ def row(model: str, plan: dict) -> str:
         model,
         f"`{ROWS[model]}`",
         f"{plan['chips']:,}: {mesh}",
-        f"{plan['batch_per_chip']:g}",
         f"{memory['peak'] / 2**30:.1f} of {memory['capacity'] / 2**30:.1f} GiB",
         "{:.0f} ({:.0f} to {:.0f})".format(*step),
-        f"{run['images_per_second'][1]:,.0f}",
         f"{run['mfu'][1]:.0%}",
         f"{run['hours'][1] / 24:.1f}",
-        f"{run['tpu_v3_core_days'][1]:,.0f}",
     ]
     return f"| {' | '.join(cells)} |"
 
