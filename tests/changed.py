@@ -47,7 +47,10 @@ ALL = (
 READERS = {
     "configs/": ("tests/test_configs.py", "tests/test_docs.py", "tests/planning/test_golden.py"),
     "docs/": (
-        "tests/test_docs.py", "tests/test_site.py", "tests/test_extending.py", "tests/test_trouble.py",
+        "tests/test_docs.py",
+        "tests/test_site.py",
+        "tests/test_extending.py",
+        "tests/test_trouble.py",
     ),
     "docs/notebooks/": ("tests/test_notebooks.py",),
     "README.md": ("tests/test_docs.py",),

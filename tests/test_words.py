@@ -38,7 +38,9 @@ FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", ["README.md", "CONTRIBUTING.md", "configs", "docs", "launch", "vit_jax"])
+@pytest.mark.parametrize(
+    "folder", ["README.md", "CONTRIBUTING.md", "configs", "docs", "launch", "vit_jax"]
+)
 def test_no_file_uses_a_word_that_the_field_has_another_for(folder):
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]!r} in {line.strip()!r}"

@@ -1,6 +1,6 @@
-"""Pages of the site that are not in docs/: the README as its front page, the recipes' table, the changelog, how to contribute. Links to
-files of the repository outside of docs/ are shown as their names. A paragraph that begins with a link to a Python file
-beside the page is followed by that file.
+"""Pages of the site that are not in docs/: the README as its front page, the recipes' table, the changelog, how to
+contribute. Links to files of the repository outside of docs/ are shown as their names. A paragraph that begins with a
+link to a Python file beside the page is followed by that file.
 """
 
 import json
@@ -22,7 +22,9 @@ def on_files(files, config):
 
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     pages = {
-        "index.md": readme.replace("](CHANGELOG.md)", "](changelog.md)").replace("](CONTRIBUTING.md)", "](contributing.md)"),
+        "index.md": readme.replace("](CHANGELOG.md)", "](changelog.md)").replace(
+            "](CONTRIBUTING.md)", "](contributing.md)"
+        ),
         "recipes.md": catalogue.recipe_page(catalogue.recipe_table()),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "]("),

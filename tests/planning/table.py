@@ -15,7 +15,6 @@ import time
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "planning.md"
 ROWS = {
     "B/16": "--config=configs/scaling_vit.py:B/16 --topology=v5e:8x8",
-    "L/16": "--config=configs/vit_jft.py:L/16 --topology=v5e:16x16",
     "H/14": "--config=configs/vit_jft.py:H/14 --topology=v5e:16x16 --config.batch_size=8192 --config.mesh.fsdp=16",
     "g/14": "--config=configs/scaling_vit.py:g/14 --topology=v5p:4x8x8",
     "G/14": "--config=configs/scaling_vit.py:G/14 --topology=v5p:8x8x16 --config.batch_size=32768 "
