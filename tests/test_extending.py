@@ -22,9 +22,7 @@ from vit_jax.recipes import user_files
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.S)
-# The small ones are on the page, the others are files beside the pages that link to them.
-FILES = {match[1]: code for code in BLOCKS if (match := re.match(r'"""(\w+)\.py', code))}
-FILES |= {path.stem: path.read_text() for path in sorted((DOCS / "extending").glob("*.py"))}
+FILES = {path.stem: path.read_text() for path in sorted((DOCS / "extending").glob("*.py"))}
 GUESTS = ("my_data", "my_evaluator", "my_model", "my_objective", "my_optimizer")
 TABLES = (
     objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,

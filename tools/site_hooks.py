@@ -12,7 +12,7 @@ from mkdocs.structure.files import File
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _INLINE = re.compile(r"<code>([^<]*--[^<]*)</code>")  # blocks of code have other tags inside
 _FLAG = re.compile(r"(?<![\w-])--[\w.]+")
-_SCRIPT = re.compile(r"^\[\w+\.py\]\((\w+\.py)\):.*$", re.M)
+_SCRIPT = re.compile(r"^\[\w+\.py\]\(([\w/]+\.py)\):.*$", re.M)
 _LINK = re.compile(r"\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
 
 
