@@ -308,9 +308,7 @@ class Augment:
     solarize: float = option(
         0.0, "probability that values from 128 on are inverted", minimum=0, maximum=1
     )
-    randaugment_layers: int = option(
-        0, "RandAugment operations per image; 0: none", minimum=0, maximum=100
-    )
+    randaugment_layers: int = option(0, "RandAugment operations; 0: none", minimum=0, maximum=100)
     randaugment_magnitude: float = option(
         10.0,
         "RandAugment strength, of 10 (AugReg goes to 20)",
