@@ -281,7 +281,7 @@ def parse_flags(positional: str = "", *, optional: bool = False) -> list[str]:
         raise flags.Error(_unknown_flag(error.flagname)) from None
     except flags.IllegalFlagValueError as error:
         raise flags.Error(_illegal_value(str(error))) from None
-    for flag in _own_flags():
+    for flag in own_flags():
         if isinstance(flag.value, float) and not math.isfinite(flag.value):
             raise flags.Error(f"--{flag.name}={flag.value} must be finite: {flag.help}")
     if positional and not arguments and not optional:
