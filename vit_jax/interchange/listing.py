@@ -159,17 +159,16 @@ def _aligned(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
 
 
 def page(rows: list[dict]) -> str:
-    """docs/models.md, of the rows of `model_rows`: of every family what it is (the first paragraph of its
-    module's docstring), what a small one reaches on digits, and its models.
+    """docs/models.md, of the rows of `model_rows`: what a small model of every family reaches on digits; then of
+    every family what it is (the first paragraph of its module's docstring), and its models.
     """
     by_name = {row["name"]: row for row in rows}
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, "\n".join(_smoke(list(registry.families())))]
     for family in registry.families():
         text = inspect.getdoc(family) or registry.family_name(family)
         parts += [
             f"## {text.partition(' (')[0]}",
             text.partition("\n\n")[0],
-            *_smoke(family),
             "\n".join([
                 "| name | parameters, M | ImageNet, % |",
                 "|---|--:|--:|",
@@ -190,12 +189,14 @@ Small models on digits were measured: accuracy on 359 test images, and processor
 core while the other was busy; some runs as a whole, others for a few steps."""
 
 
-def _smoke(family: registry.Family) -> list[str]:
-    """The accuracy of a small model of the family on digits; a family of the user's need not state it."""
-    if not hasattr(family, "SMOKE"):
-        return []
-    recipe, accuracy, seconds = family.SMOKE
-    return [f"`configs/{recipe}`, a small one on digits: {accuracy} % after {seconds} s."]
+def _smoke(families: Sequence[registry.Family]) -> list[str]:
+    """A table of small models on digits; a family of the user's need not state one."""
+    rows = [family.SMOKE for family in families if hasattr(family, "SMOKE")]
+    return [
+        "| on digits: configs/… | accuracy, % | seconds |",
+        "|---|--:|--:|",
+        *(f"| `{recipe}` | {accuracy} | {seconds} |" for recipe, accuracy, seconds in rows),
+    ]
 
 
 def _published(row: dict, family: registry.Family) -> str:
