@@ -180,10 +180,10 @@ def page(rows: list[dict]) -> str:
 
 _INTRODUCTION = """# Models
 
-Made by `vit_jax models --markdown`. `vit_jax models` prints exact parameters (as here, with a head of 1,000 classes),
-tokens, sizes and GFLOPs. Images have 224 pixels unless it is stated. ImageNet is the published top-1 % of networks
-trained on ImageNet-1k (EfficientNets: students of Noisy Student), not measured here. Sources, and what differs from
-them, stand in a family's file in `vit_jax/models/zoo/`.
+Made by `vit_jax models --markdown`. `vit_jax models` prints tokens, sizes and GFLOPs, and with `--parameters` exact
+counts (as here, with a head of 1,000 classes). Images have 224 pixels unless it is stated. ImageNet is the published
+top-1 % of networks trained on ImageNet-1k (EfficientNets: students of Noisy Student), not measured here. Sources, and
+what differs from them, stand in a family's file in `vit_jax/models/zoo/`.
 
 Small models on digits were measured: accuracy on 359 test images, and processor time of a run with compilation, on one
 core while the other was busy; some runs as a whole, others for a few steps."""
