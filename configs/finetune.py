@@ -5,7 +5,7 @@ vit_jax train --config=configs/finetune.py:cifar10 --workdir=DIR --config.init_f
 vit_jax train --config=configs/finetune.py:cifar10,big_vision --workdir=DIR
     with rates and crops of big_vision's transfer.py instead of the authors' own;
 vit_jax train --config=configs/finetune.py:vtab/dtd --workdir=DIR
-    one of the 19 tasks of VTAB-1k, all of which share one setting (docs/data.md);
+    one of the 19 tasks of VTAB-1k, all of which share one setting;
 vit_jax train --config=configs/finetune.py:photos --workdir=DIR --config.data.path=IMAGES
     your own images at 224 px on one machine: 10 epochs or at least 300 steps of 64 images;
 vit_jax train --config=configs/finetune.py --workdir=DIR --config.data.name=folder

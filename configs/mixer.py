@@ -8,7 +8,7 @@ vit_jax train --config=configs/mixer.py:L/16,jft300m --workdir=DIR --config.data
     `jft300m` and its splits stand for whatever you prepared, --config.model.num_classes for its classes.
 vit_jax train --config=configs/finetune.py:cifar10 --workdir=DIR --config.init_from=CHECKPOINT
     fine-tunes them as ViTs, at 224 or at a multiple (--config.data.image_size=448); the paper gives only
-    the rates (docs/finetuning.md).
+    the rates, 0.003 to 0.06.
 
 Expect, top-1 % after fine-tuning at 224 (Table 3):
                               ImageNet  ReaL   mean of 5 tasks

@@ -71,5 +71,5 @@ def smoke(arg):
     student.pseudo.ratio = 7.0
     student.model.dropout = 0.1
     student.model.drop_path = 0.1
-    student.duration = "900 steps"  # 300 are too few: docs/notes/2026-11-22-few-labels.md.
+    student.duration = "900 steps"  # 300 are too few to learn with noise.
     return teacher, student

@@ -5,9 +5,9 @@ vit_jax train --config=configs/speedrun.py:cifar10,adamw --workdir=DIR/adamw
     The data comes by TFDS. For tar files of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
 vit_jax report DIR --speedrun
-    prints the table of docs/speedrun.md, which has the rules.
+    prints the table of times. An entry has three seeds or more, each a process of its own.
 
-Expect an end at 60 %, before the last step; docs/speedrun.md has the times.
+Expect an end at 60 %, before the last step: on two cores of an AMD EPYC after 224 s (muon) to 108 s (whole_images).
 """
 
 from vit_jax import recipes

@@ -10,8 +10,10 @@ vit_jax train --config=configs/vit_i21k.py:B/16,light2 --workdir=DIR
     B/32, B/16 or L/16. The paper also ran 30 epochs, decay 0.03 (--config.optim.weight_decay=3e-5)
     and --config.model.dropout=0.1 --config.model.drop_path=0.1.
 
-The data set is big_vision's: 21,843 classes, the first 51,200 images held out. TFDS cannot make it:
-docs/data.md says how to prepare ImageNet-21k, and which fields to set then.
+The data set is big_vision's: 21,843 classes, the first 51,200 images held out. TFDS cannot make it.
+'vit_jax prepare CLASSES --out=SET --holdout=0.0036' stores a folder of image-net.org's tar files, one for each class;
+then set --config.data.name=prepared --config.data.path=SET --config.data.train_split=train
+--config.data.eval_split=test and --config.model.num_classes=21841, the number of its classes.
 
 Expect, ImageNet top-1 % after fine-tuning:
                                   Ti/16  S/32   S/16   B/32   B/16   L/32   L/16

@@ -33,6 +33,8 @@ from vit_jax.training import loop
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# A note with commands that a guide had.
+GUIDES.append(ROOT / "docs/notes/2026-11-26-segmentation.md")
 
 # Programs that are not ours, and what their lines are for.
 OTHERS = {

@@ -49,5 +49,5 @@ def test_examples_flags_and_lists_look_as_they_were_meant(site):
     reference = (site / "reference" / "index.html").read_text()
     assert "<blockquote>" not in reference and "&gt;&gt;&gt;" not in reference
     assert '<span class="flag">--workdir</span>=' in (site / "index.html").read_text()
-    models = (site / "models" / "index.html").read_text()
-    assert "conventions: - Kernels" not in models and "<li>Kernels" in models
+    finetuning = (site / "finetuning" / "index.html").read_text()
+    assert "- Several" not in finetuning and "<li>Several" in finetuning

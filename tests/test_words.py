@@ -88,6 +88,22 @@ def test_no_docstring_only_sends_the_reader_elsewhere():
     assert not sent, "\n".join(sent)
 
 
+def test_no_message_and_no_recipe_names_a_page_which_a_wheel_lacks():
+    """Strings of code, and all of what `vit_jax recipes NAME` prints; docstrings of code are for its readers."""
+    named = []
+    for path in (path for path in FILES if path.suffix == ".py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        prose = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        printed = prose if path.is_relative_to(ROOT / "configs") else set()
+        named += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {match[0]}"
+            for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose - printed
+            for match in re.finditer(r"docs/[\w/-]+\.md", node.value)
+        ]  # fmt: skip
+    assert not named, "\n".join(named)
+
+
 def sentences_of(guide: pathlib.Path, ends: str) -> list[str]:
     """The prose of a guide between the marks `ends`; without code, tables, headings and lists of links."""
     text = re.sub(r"^```.*?^```", "", guide.read_text(), flags=re.M | re.S)

@@ -54,7 +54,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """Fine-tuning by low-rank adapters (LoRA) of a frozen model (docs/finetuning.md)."""
+    """Fine-tuning by low-rank adapters (LoRA) of a frozen model."""
 
     lora_rank: int = option(
         0,
@@ -204,7 +204,7 @@ class Spike:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A curve of earlier runs, with which every evaluation is compared (docs/pretraining.md)."""
+    """A curve of earlier runs, with which every evaluation is compared."""
 
     curve: str = option(
         "", "name of a curve in the package, path of a curve's file or of a run; '': none"
@@ -249,7 +249,7 @@ class Hosts:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """How often devices are checked for wrong bits and wrong results (docs/reliability.md)."""
+    """How often devices are checked for wrong bits and wrong results."""
 
     every: int = option(
         100,
@@ -299,7 +299,9 @@ class Config:
         "gradient accumulation: parts that a batch is split into, computed one after the other to save memory",
         minimum=1,
     )
-    init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
+    init_from: str = option(
+        "", "checkpoint to start from: a run, a file that 'vit_jax show' knows, or hf://OWNER/NAME"
+    )
     init_reset: tuple = option(
         (classifier.HEADS,),
         "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*; what the "

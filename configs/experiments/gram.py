@@ -9,8 +9,8 @@ vit_jax train --config=configs/experiments/gram.py:cifar10 --workdir=DIR --confi
 vit_jax train --config=configs/experiments/gram.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
     DINOv3's late phases on your own images (configs/dino_continue.py:dinov3), without and with it.
 
-Expect of the paper's: vectors of whole images improve either way, and maps of patches get worse without it. What the
-small ones gave: docs/dino.md.
+Expect of the paper's: vectors of whole images improve either way, and maps of patches get worse without it. The
+small ones, one seed each, showed no difference.
 """
 
 from vit_jax import recipes

@@ -1,6 +1,6 @@
 """Published architectures of timm, saved as timm does: here and there the same logits, written again the
 same bytes, and loaded again by timm. Small ones with every option; all names in a slow test, whose table
-is in docs/checkpoints.md (see `zoo`).
+is in docs/notes/2026-11-26-checkpoints.md (see `zoo`).
 """
 
 import importlib.util

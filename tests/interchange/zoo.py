@@ -3,7 +3,7 @@ saved as timm does, read here, and computed by both.
 
     python -m tests.interchange.zoo [PATTERN] [--results=FILE]
 
-prints the table of docs/checkpoints.md. Networks of more than a few layers get fewer; names that share
+prints the table of docs/notes/2026-11-26-checkpoints.md. Networks of more than a few layers get fewer; names that share
 architecture and arguments share a comparison. That all takes an hour of two cores; results that FILE has
 are not computed again.
 """

@@ -62,6 +62,6 @@ def warn_of_few_cores(cores: int, devices: "Sequence[jax.Device]") -> str:
         return ""
     return (
         f"this process may use {cores} core{'s' * (cores > 1)} for {device_text(devices)}: a core decodes 500 to "
-        "1,100 images a second (docs/performance.md). Give it those of the whole host: launch/slurm/train.sbatch "
+        "1,100 images a second. Give it those of the whole host: launch/slurm/train.sbatch "
         "does, or srun --cpu-bind=none, docker run --cpuset-cpus, taskset"
     )

@@ -179,20 +179,19 @@ def _aligned(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
 
 
 def page(rows: list[dict]) -> str:
-    """docs/models.md, of the rows of `model_rows`: of every family its sources, what differs from them (the
-    docstring of its module), what a small one reaches on digits, and its models.
+    """docs/models.md, of the rows of `model_rows`: what a small model of every family reaches on digits; then of
+    every family what it is (the first paragraph of its module's docstring), and its models.
     """
     by_name = {row["name"]: row for row in rows}
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, "\n".join(_smoke(list(registry.families())))]
     for family in registry.families():
         text = inspect.getdoc(family) or registry.family_name(family)
         parts += [
             f"## {text.partition(' (')[0]}",
-            text,
-            *_smoke(family),
+            text.partition("\n\n")[0],
             "\n".join([
-                "| name | image size | tokens | parameters | multiply-adds, G | ImageNet, % |",
-                "|---|--:|--:|--:|--:|--:|",
+                "| name | parameters, M | ImageNet, % |",
+                "|---|--:|--:|",
                 *(_published(by_name[name], family) for name in family.VARIANTS),
             ]),
         ]  # fmt: skip
@@ -201,32 +200,30 @@ def page(rows: list[dict]) -> str:
 
 _INTRODUCTION = """# Models
 
-Made by `vit_jax models --markdown`. Parameters are exact, with a head of 1,000 classes. Multiply-adds are those of
-matrix products, attention and convolutions, counted once; `vit_jax models` prints GFLOPs, which are twice as many.
-Accuracies are published top-1 % of networks trained on ImageNet-1k at the size that is shown; EfficientNets are
-students of Noisy Student. They are what to expect of the family's recipe, and were not measured here.
+Made by `vit_jax models --markdown`. `vit_jax models` prints tokens, sizes and GFLOPs, and with `--parameters` exact
+counts (as here, with a head of 1,000 classes). Images have 224 pixels unless it is stated. ImageNet is the published
+top-1 % of networks trained on ImageNet-1k (EfficientNets: students of Noisy Student), not measured here. Sources, and
+what differs from them, stand in a family's file in `vit_jax/models/zoo/`.
 
-The small models on digits were measured: their accuracy, and the processor time of a run, compilation included, on one
-core while the other was busy. Some runs were timed as a whole, others for a few steps. On two quiet cores the longest
-took 154 s (ViT), 128 s (T2T) and 159 s (Dynamic ViT)."""
+Small models on digits were measured: accuracy on 359 test images, and processor time of a run with compilation, on one
+core while the other was busy; some runs as a whole, others for a few steps."""
 
 
-def _smoke(family: registry.Family) -> list[str]:
-    """The accuracy of a small model of the family on digits; a family of the user's need not state it."""
-    if not hasattr(family, "SMOKE"):
-        return []
-    recipe, accuracy, seconds = family.SMOKE
+def _smoke(families: Sequence[registry.Family]) -> list[str]:
+    """A table of small models on digits; a family of the user's need not state one."""
+    rows = [family.SMOKE for family in families if hasattr(family, "SMOKE")]
     return [
-        f"`configs/{recipe}` trains a small model on digits: {accuracy} % of the test images are classified "
-        f"correctly after {seconds} s of one core."
+        "| on digits: configs/… | accuracy, % | seconds |",
+        "|---|--:|--:|",
+        *(f"| `{recipe}` | {accuracy} | {seconds} |" for recipe, accuracy, seconds in rows),
     ]
 
 
 def _published(row: dict, family: registry.Family) -> str:
-    cells = [row[column] for column in ("name", "image_size", "tokens", "parameters")]
+    size = "" if row["image_size"] == 224 else f" ({row['image_size']} px)"
     accuracy = getattr(family, "ACCURACY", {}).get(row["name"])
-    cells += [row["gflops"] / 2, accuracy and f"{accuracy:.1f}"]
-    return f"| {' | '.join(map(_cell, cells))} |"
+    cells = [row["parameters"] and f"{row['parameters'] / 1e6:.1f}", accuracy and f"{accuracy:.1f}"]
+    return f"| {row['name']}{size} | {' | '.join(map(_cell, cells))} |"
 
 
 def _fitting(name: str, image_size: int | None):

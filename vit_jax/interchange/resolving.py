@@ -39,7 +39,7 @@ def resolve_from_checkpoint(
     if config.init_from == CHECKPOINT:
         raise ConfigError(
             "this recipe starts from a checkpoint: set --config.init_from=CHECKPOINT, a run of "
-            "yours, a file of any format in docs/checkpoints.md, or hf://OWNER/NAME"
+            "yours, a file that 'vit_jax show FILE' knows, or hf://OWNER/NAME"
         )
     if not config.init_from:
         if not (config.model.name and all(config.data[name] for name in DEFAULT_IF_MISSING)):

@@ -110,7 +110,9 @@ NAMED: dict[str, Named] = {
         "imagenet21k", 21843, {"train": "full[51200:]", "test": "full[:51200]"}, label="labels",
         by_hand="config.data.name = 'imagenet21k' is not in TFDS. Download fall11_whole.tar or winter21_whole.tar.gz "
         "from image-net.org, unpack it to a folder with a tar file for each class, and store that with "
-        "'vit_jax prepare FOLDER --out=SET --holdout=0.0036'; how to train on SET then is in docs/data.md",
+        "'vit_jax prepare FOLDER --out=SET --holdout=0.0036'; then set --config.data.name=prepared "
+        "--config.data.path=SET --config.data.train_split=train --config.data.eval_split=test and "
+        "--config.model.num_classes to the number of its classes",
     ),
     # VTAB, natural
     "vtab/caltech101": _vtab("caltech101", 102, "train[2754:2954]"),

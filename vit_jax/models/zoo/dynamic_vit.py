@@ -1,8 +1,8 @@
 """Dynamic Vision Transformer (arXiv 2105.15075): a cascade of T2T-ViTs or DeiTs, each a network of its own
 with its own head, which see an image in more and more tokens. An image leaves at the first exit that
-is sure enough. What an exit takes over from the previous one is in `reuse`.
+is sure enough.
 
-As the authors' code defines it. Where the paper says less:
+As the authors' code defines it; what an exit takes over from the previous one is in `reuse`. Where the paper says less:
 - exits share nothing; each has its own class token, positions, last norm and head;
 - an exit takes over from the previous one alone, and the gradient goes back there.
 

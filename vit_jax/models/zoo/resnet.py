@@ -1,10 +1,8 @@
-"""BiT and ResNet (arXiv 1912.11370): bottleneck ResNets with group norm and standardised weights, BiT's
-and the one below hybrid ViTs.
+"""BiT and ResNet (arXiv 1912.11370): bottleneck ResNets with group norm and standardised weights.
+`BiT-…` (big_vision's `bit_paper`) normalises before each convolution, as published BiT weights need it;
+`ResNet-…` (its `bit`) after each, as the hybrids of the ViT papers do.
 
-`BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights need it; it is
-big_vision's `bit_paper`. `ResNet-R50x1` normalises after each (ResNet v1), as the hybrids of the
-ViT papers do; it is big_vision's `bit`. They also differ in how they standardise, pad and
-normalise, and published weights depend on these details.
+They also differ in how they standardise, pad and normalise, and published weights depend on these details.
 """
 
 import dataclasses
