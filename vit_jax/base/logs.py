@@ -125,7 +125,7 @@ def with_elapsed_time(
             if seconds >= due:
                 if more or not line.shown:
                     logging.info("%s … %.0f s%s", what, seconds, more)
-                due, more = due + every, ""
+                due, more = seconds + every, ""
             if seconds >= _ALARMS and not hiding and _ours():
                 from vit_jax.base import native_log
 

@@ -27,8 +27,8 @@ _CHUNK = 1 << 16
 def without_alarms_of(text: bytes) -> tuple[bytes, bytes]:
     """A text without XLA's alarms, and what stands at its end and may be one that is not whole yet."""
     text = _ALARM.sub(b"", text)
-    begun = _START.search(text)
-    at = begun.start() if begun else len(text)
+    start = _START.search(text)
+    at = start.start() if start else len(text)
     return text[:at], text[at:]
 
 
@@ -39,7 +39,7 @@ def without_alarms() -> Iterator[bool]:
     before = os.dup(2)
     reader, writer = os.pipe()
     try:
-        # In a session of its own: Ctrl-C is not meant for it, and what is said afterwards has to be read.
+        # In a session of its own: Ctrl-C is not meant for it, and what is printed afterwards has to be read.
         passing = subprocess.Popen(
             command, stdin=reader, stdout=before, stderr=before, env=environment,
             start_new_session=True,

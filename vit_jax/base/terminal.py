@@ -36,7 +36,7 @@ def fitted(parts: Sequence[str], columns: int) -> str:
 
 class Screen:
     """The terminal of standard error, and the lines that are to stand on its last one: the newest is shown, and when it
-    ends the one before.
+    ends, the previous one.
 
     While there is one, `sys.stderr`, `sys.stdout` and the log's handler write above it.
 

@@ -50,15 +50,15 @@ def overlay(image: np.ndarray, over: Image.Image) -> Image.Image:
 def legend(rows: Sequence[tuple[str, tuple[int, ...]]]) -> Image.Image:
     """Texts with the colours that they explain, one below the other."""
     font, left = letters.font(_LETTERS), 6
-    beside = left + _SWATCH + 6
-    written = [letters.fitted(text, _LETTERS, _MOST - beside) for text, _ in rows]
-    width = max([_LEAST, *(beside + math.ceil(font.getlength(text)) + left for text in written)])
+    text_left = left + _SWATCH + 6
+    written = [letters.fitted(text, _LETTERS, _MOST - text_left) for text, _ in rows]
+    width = max([_LEAST, *(text_left + math.ceil(font.getlength(text)) + left for text in written)])
     sheet = Image.new("RGB", (width, _ROW * len(rows)), "white")
     pen = ImageDraw.Draw(sheet)
     for row, (text, (_, color)) in enumerate(zip(written, rows, strict=True)):
         top = row * _ROW + 3
         pen.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=color)
-        pen.text((beside, top - 2), text, fill="black", font=font)
+        pen.text((text_left, top - 2), text, fill="black", font=font)
     return sheet
 
 

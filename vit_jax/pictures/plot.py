@@ -46,7 +46,7 @@ class Plot:
         self._axes = axes = self._figure.subplots()
         # Longer names would be cut at the edge.
         x, y = (
-            textwrap.fill(letters.drawable(name), max(int(side / style.LETTER), 10))
+            textwrap.fill(letters.drawable(name), max(int(side / (style.LETTER + 1)), 10))
             for name, side in zip((x, y), (size[0] + names, size[1]), strict=True)
         )
         self._percent = [name.endswith("[%]") for name in (x, y)]
