@@ -24,6 +24,7 @@ _CONTROL = re.compile(
 # After so many seconds of one thing XLA's alarms are hidden, which it raises after 120.
 _ALARMS = 60.0
 _screen: "Screen | None" = None  # of this process, once it has shown a status
+_shows_status = True  # of several processes only the first does
 
 
 def printable(text: str) -> str:
@@ -46,6 +47,8 @@ def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING if quiet else logging.INFO)
     prefix = "" if process is None else f"[{process}] "
+    global _shows_status
+    _shows_status = not (process or quiet)
     handler = logging.get_absl_handler()
     line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
     handler.setFormatter(_Printable(line, datefmt="%H:%M:%S"))
@@ -79,6 +82,7 @@ def status(shown: bool = True) -> "NoStatus | StatusLine":
     Args:
       shown: whether there may be one.
     """
+    shown = shown and _shows_status
     if not (shown and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"):
         return NoStatus()
     from vit_jax.base.terminal import Screen
