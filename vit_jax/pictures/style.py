@@ -18,7 +18,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 SCHEMES = {"sequential": "viridis", "diverging": "RdBu_r"}
 LETTER, LINE = 6, 20  # pixels of the page: width of a letter, height of a line of the title
 _DPI, _POINTS = 100, 9
-LETTERS = _POINTS * _DPI / 72  # their size in pixels of the page
+LETTERS = 10 * _DPI / 72  # pixels of the page: the 10 points that matplotlib gives to names of axes
 
 
 def figure(title: str, width: float, height: float, left: float = 0) -> "Figure":

@@ -87,7 +87,7 @@ def draw_tiles(
             continue
         _show(axes, tiles[number], bar, aspect="auto" if min(sides) == _THIN else "equal")
         if names:
-            axes.set_xlabel(letters.fitted(names[number], style.LETTERS, wide))
+            axes.set_xlabel(letters.fitted(names[number], style.LETTERS, wide - 4))
     for name, axes in zip(rows_named, grid[:, 0], strict=False):
         axes.set_ylabel(letters.drawable(name), rotation=0, ha="right", va="center").set_in_layout(
             False
