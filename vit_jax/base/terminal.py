@@ -48,6 +48,7 @@ class Screen:
 
     def __init__(self, stream: TextIO):
         self._stream, self._lock = stream, threading.RLock()
+        self._opening = threading.Lock()  # and not `_lock`, which writing takes below the log's
         self.lines: list[StatusLine] = []
         self._columns = _COLUMNS
         self._middle = False  # whether a line was begun above, and not ended
@@ -60,19 +61,21 @@ class Screen:
 
     def push(self, line: "StatusLine") -> None:
         """Shows another line."""
-        if not self.lines:
-            self._write_above()
-        with self._lock:
-            self.lines.append(line)
+        with self._opening:
+            if not self.lines:
+                self._write_above()
+            with self._lock:
+                self.lines.append(line)
 
     def remove(self, line: "StatusLine") -> None:
         """Shows the line that was shown before."""
-        with self._lock:
-            self.lines.remove(line)
-            self._erase()
-            self.draw()
-        if not self.lines:
-            self._write_as_before()
+        with self._opening:
+            with self._lock:
+                self.lines.remove(line)
+                self._erase()
+                self.draw()
+            if not self.lines:
+                self._write_as_before()
 
     def draw(self) -> None:
         """Draws the newest line that has something to show."""

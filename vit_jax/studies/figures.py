@@ -42,8 +42,10 @@ def _dots(values: Sequence[tuple[str, np.ndarray]], title: str, words: str) -> I
     if not values:
         return None
     names = [name for name, _ in values]
+    if any(len(numbers) > 1 for _, numbers in values):
+        title += ": a dot for each run, their range, and their mean"
     plot = Plot(
-        f"{title}: a dot for each run, their range, and their mean",
+        title,
         x=words, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
     )  # fmt: skip
     for row, (_, numbers) in enumerate(values):
