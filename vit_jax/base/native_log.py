@@ -38,6 +38,7 @@ def without_alarms() -> Iterator[bool]:
     command, environment = python_module(__name__)
     before = os.dup(2)
     reader, writer = os.pipe()
+    pipe = os.fstat(writer).st_ino
     try:
         # In a session of its own: Ctrl-C is not meant for it, and what is printed afterwards has to be read.
         passing = subprocess.Popen(
@@ -55,7 +56,8 @@ def without_alarms() -> Iterator[bool]:
         yield passing is not None
     finally:
         sys.stderr.flush()
-        os.dup2(before, 2)
+        if os.fstat(2).st_ino == pipe:  # and not nowhere, since the terminal was closed
+            os.dup2(before, 2)
         os.close(before)
         with contextlib.suppress(subprocess.TimeoutExpired):  # where children have the pipe too
             passing and passing.wait(_END_SECONDS)
