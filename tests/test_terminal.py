@@ -31,7 +31,11 @@ def in_terminal(code: str, columns: int, **environment: str) -> tuple[int, bytes
     """The exit code of a Python program, and all that it writes to a terminal of so many columns."""
     pid, master = pty.fork()
     if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-c", BEGIN + code], os.environ | environment)
+        os.execve(
+            sys.executable,
+            [sys.executable, "-c", BEGIN + code],
+            os.environ | {"CI": ""} | environment,
+        )
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     written = b""
     try:
@@ -136,7 +140,9 @@ def test_where_there_is_no_terminal_lines_are_plain():
     assert not set(done.stderr) & {0x1B, 0x0D} and b"step 1" not in done.stderr
     lines = [re.sub(r"^[\d:]+ I |\d+ s", "", line) for line in done.stderr.decode().splitlines()]
     assert lines[:2] == ["compiling … : once", "compiling … "] and lines[-1] == "compiling took "
-    assert in_terminal("with logs.status() as line: line.show('x')", 80, TERM="dumb")[1] == b""
+    for environment in ({"TERM": "dumb"}, {"CI": "true"}):
+        shown = in_terminal("with logs.status() as line: line.show('x')", 80, **environment)
+        assert shown == (0, b"")
 
 
 def test_xlas_alarm_is_hidden_and_all_else_passed_on_also_by_a_process_that_crashes(tmp_path):

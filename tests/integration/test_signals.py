@@ -131,7 +131,9 @@ def terminal():
                 stdout=slave,
                 stderr=slave,
                 cwd=ROOT,
-                env=os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | environment,
+                env=os.environ
+                | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu", "CI": ""}
+                | environment,
                 start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             )
