@@ -106,7 +106,6 @@ setup(
         "simplejpeg>=1.8",
         "tensorboardX>=2.6.2",
         "tensorflow-datasets>=4.9.9",
-        "tqdm>=4.66",
     ],
     extras_require={
         "tpu": ["jax[tpu]"],

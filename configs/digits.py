@@ -50,4 +50,5 @@ def get_config(arg="vit"):
     config.optim.ema = 0.995
     config.checkpoint.every = "200 steps"
     config.log.every = "50 steps"
+    config.eval.every = "4 epochs"
     return config

@@ -177,11 +177,19 @@ def test_blocks_are_alike_where_their_maps_are():
 
 
 def test_features_of_two_kinds_of_patches_have_two_colours():
-    tokens = np.zeros((2, 4, 6))
-    tokens[:, ::2, 1] = 3
+    tokens = np.zeros((4, 6))
+    tokens[::2, 1] = 3
     found, shares = features.colours(tokens)
     assert shares[0] == pytest.approx(1)
-    np.testing.assert_allclose(np.abs(found[:, ::2, 0] - found[:, 1::2, 0]), 1)
+    np.testing.assert_allclose(np.abs(found[::2, 0] - found[1::2, 0]), 1)
+
+
+def test_the_share_of_variance_within_images_is_that_of_an_analysis_of_variance():
+    tokens = np.random.default_rng(0).normal(size=(3, 5, 7)) + np.arange(3)[:, None, None]
+    means, whole = tokens.mean(1, keepdims=True), tokens.mean((0, 1))
+    within = ((tokens - means) ** 2).sum()
+    between = 5 * ((means - whole) ** 2).sum()
+    np.testing.assert_allclose(features.share_within(tokens), within / (within + between))
 
 
 def test_an_overlay_is_bright_where_the_mask_is():

@@ -150,6 +150,7 @@ def test_a_run_that_has_saved_nothing_yet_is_not_taken_for_an_unknown_format(
 
 
 def test_what_takes_long_is_logged_with_its_time(caplog):
+    caplog.set_level("INFO")
     with logs.with_elapsed_time("counting", after=0.05, every=0.05):
         time.sleep(0.3)
     with logs.with_elapsed_time("something quick"):

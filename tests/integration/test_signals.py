@@ -7,10 +7,12 @@ import os
 import pathlib
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from etils import epath
 
 from tests.conftest import QUICK
 from tests.integration.conftest import TINY
+from tests.test_terminal import screen
 from vit_jax.checkpoints import reading
 from vit_jax.commands import exit_codes
 
@@ -117,7 +120,7 @@ def test_a_run_that_waits_for_an_image_stops_all_the_same_and_is_saved(start, tr
 
 @pytest.fixture
 def terminal():
-    """`terminal(command, **environment)`: a process in a terminal, and what closes that."""
+    """`terminal(command, **environment)`: a process in a terminal, what closes that, and what it has written."""
     with contextlib.ExitStack() as stack:
 
         def begin(command, **environment):
@@ -128,14 +131,31 @@ def terminal():
                 stdout=slave,
                 stderr=slave,
                 cwd=ROOT,
-                env=os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | environment,
+                env=os.environ
+                | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu", "CI": ""}
+                | environment,
                 start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             )
             os.close(slave)
             stack.callback(process.wait)
             stack.callback(process.kill)
-            return process, lambda: os.close(master)
+            written, closing = bytearray(), threading.Event()
+
+            def read() -> None:
+                while not closing.is_set():
+                    if select.select([master], [], [], 0.1)[0]:
+                        written.extend(os.read(master, 65536))
+                os.close(master)
+
+            reading = threading.Thread(target=read)
+            reading.start()
+
+            def close() -> None:
+                closing.set()
+                reading.join()
+
+            return process, close, written
 
         yield begin
 
@@ -143,12 +163,14 @@ def terminal():
 def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
     blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
     command = [sys.executable, "-m", "tests.integration.observed", *training]
-    process, close = terminal(command, OBSERVED=json.dumps(blocked))
+    process, close, written = terminal(command, OBSERVED=json.dumps(blocked))
     deadline = time.monotonic() + 120
-    while not (tmp_path / "fifo").exists():
+    status = rb"\rstep \d of 100,000 \(0%\)  \d.* left  loss \d"
+    while not ((tmp_path / "fifo").exists() and re.search(status, bytes(written))):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     close()
+    assert any(re.match(r"[\d:]+ I step 1  loss .* left$", line) for line in screen(written)[0])
     assert process.wait(timeout=60) == 42
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints")
 
@@ -156,7 +178,7 @@ def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
 @pytest.mark.slow
 def test_under_nohup_a_run_outlives_its_terminal(terminal, training, tmp_path):
     shell = ["sh", "-c", f'exec nohup "$@" > {tmp_path}/log 2>&1', "sh"]
-    process, close = terminal([*shell, sys.executable, "-m", "vit_jax", *training])
+    process, close, _ = terminal([*shell, sys.executable, "-m", "vit_jax", *training])
     steps = tmp_path / "checkpoints"
     deadline = time.monotonic() + 120
     while not (steps / "4").exists():

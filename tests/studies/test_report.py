@@ -14,7 +14,7 @@ import pytest
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.pictures import tiles
+from vit_jax.pictures import letters, tiles
 from vit_jax.pictures.plot import Plot
 from vit_jax.studies import compare, figures, runs
 from vit_jax.studies.report import report
@@ -320,6 +320,50 @@ def test_the_name_of_an_axis_stands_beside_its_numbers_within_the_picture():
     plot.line([1, 2, 3], [26.177, 25.3, 24.646])
     pixels = np.asarray(plot.image())
     assert (pixels[:, :4] == 255).all()  # nothing is cut off at the left
+
+
+@pytest.mark.parametrize(
+    "names", [{"x": "a multiply-add counted as 2, " * 5}, {"y": "metric " * 20}]
+)
+def test_a_long_name_of_an_axis_is_wrapped_and_not_cut(names):
+    plot = Plot("Cost", **{"x": "step", "y": "loss"} | names)
+    plot.line([1, 2, 3], [1, 2, 3])
+    pixels = np.asarray(plot.image())
+    edges = (pixels[:, :2], pixels[:, -2:], pixels[-2:])
+    assert all((edge == 255).all() for edge in edges)
+
+
+@pytest.mark.parametrize("values, end", [((90, 99.9), 100), ((90, 120), 121.5), ((3, 5), 5.1)])
+def test_percentages_of_a_whole_end_at_100(values, end):
+    plot = Plot("Accuracy", x="accuracy [%]", y="accuracy [%]")
+    plot.line(values, values)
+    plot.image()
+    assert plot._axes.get_ylim()[1] == pytest.approx(end) == plot._axes.get_xlim()[1]
+
+
+def test_a_mean_over_runs_is_drawn_where_all_were_evaluated_and_points_are_seen():
+    curves = [
+        (np.array([10, 20, 40]), np.array([1.0, 2.0, 4.0])),
+        (np.array([20, 30, 40]), np.ones(3)),
+    ]
+    steps, values = figures._together(curves)
+    assert steps.tolist() == [20, 40] and values.tolist() == [[2, 4], [1, 1]]
+    plot = Plot("Accuracy", x="step", y="accuracy")
+    plot.line([1, 2], [3, 4], marked=True)
+    plot.line([1, 2, 3], [3, 4, 5], marked=True)
+    two, three = plot._axes.get_lines()
+    assert (two.get_linewidth(), two.get_marker(), three.get_marker()) == (0, "o", "o")
+    assert three.get_linewidth() > 0
+
+
+def test_letters_that_the_font_lacks_have_a_name_or_a_number_and_long_texts_an_end():
+    assert letters.drawable("grün Ñandú ж") == "grün Ñandú ж"
+    assert letters.drawable("u\u0308") == "ü"  # as macOS writes file names
+    assert letters.drawable("\U0001f415\u732b") == "[dog]U+732B"
+    (fitted,) = [letters.fitted("a long name of a class", 12, 60)]
+    assert fitted.endswith("…") and letters.font(12).getlength(fitted) <= 60
+    missing = letters.font(12).getmask("\uffff")
+    assert bytes(letters.font(12).getmask("ü")) != bytes(missing)
 
 
 def test_numbers_along_an_axis_do_not_touch():

@@ -39,10 +39,12 @@ def values_in(folder):
 
 def test_tensorboard_files_hold_what_was_written(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    writer.write_scalars(3, {"loss": 0.5, "eval/accuracy": 0.25})
+    writer.write_scalars(3, {"loss": 0.5, "eval/accuracy": 0.25, "mfu": 2.0, "gradient_norm": 4.0})
     writer.close()
     values = [(step, v.tag, v.simple_value) for step, v in values_in(tmp_path)]
-    assert values == [(3, "loss", 0.5), (3, "eval/accuracy", 0.25)]
+    assert values == [
+        (3, "train/loss", 0.5), (3, "eval/accuracy", 0.25), (3, "speed/mfu", 2), (3, "optim/gradient_norm", 4),
+    ]  # fmt: skip
 
 
 def test_tensorboard_shows_images_histograms_and_texts(tmp_path):

@@ -8,14 +8,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
+
+if TYPE_CHECKING:
+    from vit_jax.base.terminal import Screen, StatusLine
 
 # What moves the cursor, colours, hides or reorders text: controls but tabs and line ends, the marks that change the
 # direction of writing, and halves of pairs, which cannot be encoded (file names that are no UTF-8).
 _CONTROL = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+# After so many seconds of one thing XLA's alarms are hidden, which it raises after 120.
+_ALARMS = 60.0
+_screen: "Screen | None" = None  # of this process, once it has shown a status
+_shows_status = True  # of several processes only the first does
 
 
 def printable(text: str) -> str:
@@ -38,6 +47,8 @@ def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING if quiet else logging.INFO)
     prefix = "" if process is None else f"[{process}] "
+    global _shows_status
+    _shows_status = not (process or quiet)
     handler = logging.get_absl_handler()
     line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
     handler.setFormatter(_Printable(line, datefmt="%H:%M:%S"))
@@ -52,30 +63,88 @@ def to_stderr_by_default(process: int | None = None, *, quiet: bool = False) -> 
         to_stderr(process, quiet=quiet)
 
 
+class NoStatus:
+    """A `terminal.StatusLine` where there is no terminal."""
+
+    shown = due = False
+
+    def __enter__(self) -> "NoStatus":
+        return self
+
+    def __exit__(self, *_) -> None: ...
+
+    def show(self, *parts: str) -> None: ...
+
+
+def status(shown: bool = True) -> "NoStatus | StatusLine":
+    """For `with`: a line below the log that is drawn again in place, if standard error is a terminal that someone
+    looks at.
+
+    Args:
+      shown: whether there may be one.
+    """
+    kept = os.environ.get("CI") or os.environ.get("TERM") == "dumb"  # as text
+    if kept or not (shown and _shows_status and sys.stderr.isatty()):
+        return NoStatus()
+    from vit_jax.base.terminal import Screen
+
+    global _screen
+    if not (_screen and _screen.lines):
+        _screen = Screen(sys.stderr)
+    return _screen.open()
+
+
+def erase_status() -> str:
+    """What comes before a text that is written past `sys.stderr`: no status is left beside it. Takes no lock."""
+    return "\r\x1b[K" if _screen and _screen.drawn else ""
+
+
+def end_status() -> str:
+    """The same, where the process ends: no status is drawn any more."""
+    erased = erase_status()
+    if _screen:
+        _screen.ended = True
+    return erased
+
+
 @contextlib.contextmanager
-def with_elapsed_time(what: str, *, after: float = 5.0, every: float = 30.0) -> Iterator[None]:
-    """Logs that `what` is under way if it takes long, with the elapsed time, and what it took.
+def with_elapsed_time(
+    what: str, *, about: str = "", after: float = 5.0, every: float = 30.0
+) -> Iterator[None]:
+    """Reports that `what` is under way if it takes long, with the elapsed time, and logs what it took: in a terminal
+    on the status line, elsewhere in the log.
 
     Args:
       what: 'compiling the training step'.
+      about: what the user should know of it, logged once.
       after: seconds until the first line; nothing is logged of what ends before.
       every: seconds between further lines.
     """
-    start, ended = time.monotonic(), threading.Event()
+    start, ended, hidden = time.monotonic(), threading.Event(), contextlib.ExitStack()
 
-    def report() -> None:
-        wait = after
-        while not ended.wait(wait):
-            logging.info("%s … %.0f s", what, time.monotonic() - start)
-            wait = every
+    def report(line: "NoStatus | StatusLine") -> None:
+        due, more, hiding = after, about and f": {about}", False
+        while not ended.wait(min(due - (time.monotonic() - start), 1.0 if line.shown else every)):
+            seconds = time.monotonic() - start
+            line.show(f"{what} … {seconds:.0f} s")
+            if seconds >= due:
+                if more or not line.shown:
+                    logging.info("%s … %.0f s%s", what, seconds, more)
+                due, more = seconds + every, ""
+            if seconds >= _ALARMS and not hiding and _ours():
+                from vit_jax.base import native_log
 
-    thread = threading.Thread(target=report, name="elapsed time", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+                hiding = hidden.enter_context(native_log.without_alarms())
+
+    with status() as line:
+        thread = threading.Thread(target=report, args=(line,), name="elapsed time", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            hidden.close()
     if (seconds := time.monotonic() - start) >= after:
         logging.info("%s took %.0f s", what, seconds)
 
@@ -96,13 +165,18 @@ class _Printable(python_logging.Formatter):
 
 
 def _configured() -> bool:
-    if _of_ours_or_a_warning in logging.get_absl_handler().filters:  # by `to_stderr`
+    if _ours():
         return True
     root, verbosity = python_logging.root, flags.FLAGS["verbosity"]
     # Importing some libraries gives the root logger a handler for standard error.
     elsewhere = [h for h in root.handlers if getattr(h, "stream", None) is not sys.stderr]
     levels = root.level != python_logging.WARNING or verbosity.value != verbosity.default
     return bool(elsewhere) or levels
+
+
+def _ours() -> bool:
+    """Whether `to_stderr` was called."""
+    return _of_ours_or_a_warning in logging.get_absl_handler().filters
 
 
 def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:

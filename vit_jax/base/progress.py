@@ -1,12 +1,10 @@
-"""How far a command is: a bar in a terminal, else a line of the log now and then."""
+"""How far a command is: a line that is drawn again in a terminal, else a line of the log now and then."""
 
-import sys
 import time
 
 from absl import logging
-from tqdm import tqdm
 
-from vit_jax.base import durations
+from vit_jax.base import durations, logs
 
 
 class Progress:
@@ -21,38 +19,44 @@ class Progress:
           unit: what is counted, in the plural.
           done: what becomes of it, as in '3 of 4 images prepared'.
           every_seconds: between lines of the log.
-          bar: whether there may be one.
+          bar: whether it may be drawn in a terminal.
         """
         self._total, self._unit, self._verb = total, unit, done
         self._done = self._made = 0
         self._start = self._logged = time.monotonic()
         self._seconds = every_seconds
-        self._bar = tqdm(
-            total=total, unit=f" {unit}", smoothing=0.05, dynamic_ncols=True, leave=False,
-            disable=not (bar and sys.stderr.isatty()),
-        )  # fmt: skip
+        self._status = logs.status(bar)
 
     def __enter__(self) -> "Progress":
+        self._status.__enter__()
         return self
 
     def __exit__(self, *_) -> None:
-        self._bar.close()
+        self._status.__exit__()
 
     def skip(self, count: int) -> None:
         """What an earlier start, or another process, has done: it says nothing of the rate."""
         self._done += count
-        self._bar.update(count)
 
     def update(self, count: int) -> None:
         """What was done just now."""
         self._done, self._made = self._done + count, self._made + count
-        self._bar.update(count)
+        if self._status.due:
+            self._status.show(*self._parts())
         now = time.monotonic()
-        if self._bar.disable and now - self._logged >= self._seconds and self._done < self._total:
+        if (
+            not self._status.shown
+            and now - self._logged >= self._seconds
+            and self._done < self._total
+        ):
             self._logged = now
-            seconds_each = (now - self._start) / self._made
-            logging.info(
-                "%d of %d %s %s, %.3g a second, %s left",
-                self._done, self._total, self._unit, self._verb, 1 / seconds_each,
-                durations.duration_text((self._total - self._done) * seconds_each),
-            )  # fmt: skip
+            logging.info("%s", ", ".join(self._parts()))
+
+    def _parts(self) -> tuple[str, str, str]:
+        each = max(time.monotonic() - self._start, 1e-9) / max(self._made, 1)
+        left = durations.duration_text((self._total - self._done) * each)
+        return (
+            f"{self._done} of {self._total} {self._unit} {self._verb}",
+            f"{1 / each:.3g} a second",
+            f"{left} left",
+        )

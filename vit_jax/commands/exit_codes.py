@@ -123,7 +123,7 @@ def _stop() -> None:
 
 
 def _say_stopped() -> None:
-    print("vit_jax: stopped", file=sys.stderr, flush=True)
+    print(f"{logs.end_status()}vit_jax: stopped", file=sys.stderr, flush=True)
     _leave(STOPPED)
 
 

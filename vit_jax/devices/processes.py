@@ -276,7 +276,7 @@ def _say(message: str, stacks: bool) -> None:
     who = f"vit_jax[{index()}]" if count() > 1 else "vit_jax"
     if stacks:
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-    print(f"{who}: {logs.printable(message)}", file=sys.__stderr__)
+    print(f"{logs.end_status()}{who}: {logs.printable(message)}", file=sys.__stderr__)
 
 
 def _exit(code: int) -> None:

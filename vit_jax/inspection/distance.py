@@ -55,6 +55,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     plot = Plot(
         f"Distance of {title}, {count} images, a dot for each of {heads} heads",
         x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
+        from_zero=True,
     )  # fmt: skip
     plot.dots(at, mean.ravel(), style.COLOURS[0], "a head")
     depths = np.arange(1, layers + 1)
@@ -64,6 +65,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     apart = Plot(
         f"Spread over heads of the distance of {title}",
         x="layer", whole=True, y="standard deviation [pixels]", x_limits=(0.5, layers + 0.5),
+        from_zero=True,
     )  # fmt: skip
     apart.line(depths, spread(distance), style.COLOURS[0])
     apart.dots(depths, spread(distance), style.COLOURS[0])
@@ -80,6 +82,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     variants = Plot(
         f"Other ways to count the distance of {title}: mean of heads",
         x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
+        from_zero=True,
     )  # fmt: skip
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
     for colour, (words, values) in zip(style.COLOURS[1:], others.items(), strict=False):

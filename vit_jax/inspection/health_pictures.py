@@ -52,7 +52,9 @@ def _of_blocks(context: InspectionContext, section: Section, name: str, norms: n
     patches = _patches(context, layout, norms.shape[-1])
     depths, of_patches = np.arange(1, layers + 1), norms[..., -patches:]
     flat = of_patches.reshape(layers, -1).astype(np.float64)
-    plot = Plot(f"Norm of tokens after each of the {title}", x="layer", whole=True, y="norm")
+    plot = Plot(
+        f"Norm of tokens after each of the {title}", x="layer", whole=True, y="norm", from_zero=True
+    )
     plot.band(depths, flat.min(1), flat.max(1), style.COLOURS[0], "patches, smallest to largest")
     plot.line(depths, np.median(flat, axis=1), style.COLOURS[0], "patches, median")
     learned = norms[..., : norms.shape[-1] - patches]
@@ -75,6 +77,8 @@ def _of_blocks(context: InspectionContext, section: Section, name: str, norms: n
         ),
     }
     for key, (words, unit, values) in small.items():
+        if not values.any():  # The text says so.
+            continue
         small_plot = Plot(f"{words}, {title}", x="layer", whole=True, y=unit, size=(400, 200))
         small_plot.line(depths, values, style.COLOURS[0])
         small_plot.dots(depths, values, style.COLOURS[0])
@@ -101,7 +105,7 @@ def _over_heads(title: str, unit: str, values: np.ndarray) -> Plot:
     """Dots of (L, n, H), averaged over images."""
     mean = values.astype(np.float64).mean(1)
     layers, heads = mean.shape
-    plot = Plot(title, x="layer", whole=True, y=unit, x_limits=(0.5, layers + 0.5))
+    plot = Plot(title, x="layer", whole=True, y=unit, x_limits=(0.5, layers + 0.5), from_zero=True)
     plot.dots(np.repeat(np.arange(1, layers + 1), heads), mean.ravel(), style.COLOURS[0], "a head")
     plot.line(np.arange(1, layers + 1), mean.mean(1), style.COLOURS[1], "mean of heads")
     return plot

@@ -1,13 +1,17 @@
 """Label maps as pictures: a colour for each class, to lay over an image, and which is which."""
 
 import colorsys
+import math
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from vit_jax.pictures import letters
 
 _ALPHA = 128  # of the classes' colours over an image
-_ROW, _SWATCH, _WIDTH = 18, 12, 180  # pixels of a legend
+_ROW, _SWATCH, _LETTERS = 18, 12, 12  # pixels of a legend
+_LEAST, _MOST = 180, 360  # of its width
 
 
 def palette(count: int) -> np.ndarray:
@@ -45,12 +49,16 @@ def overlay(image: np.ndarray, over: Image.Image) -> Image.Image:
 
 def legend(rows: Sequence[tuple[str, tuple[int, ...]]]) -> Image.Image:
     """Texts with the colours that they explain, one below the other."""
-    sheet = Image.new("RGB", (_WIDTH, _ROW * len(rows)), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
-    for row, (text, color) in enumerate(rows):
-        left, top = 6, row * _ROW + 3
+    font, left = letters.font(_LETTERS), 6
+    text_left = left + _SWATCH + 6
+    written = [letters.fitted(text, _LETTERS, _MOST - text_left) for text, _ in rows]
+    width = max([_LEAST, *(text_left + math.ceil(font.getlength(text)) + left for text in written)])
+    sheet = Image.new("RGB", (width, _ROW * len(rows)), "white")
+    pen = ImageDraw.Draw(sheet)
+    for row, (text, (_, color)) in enumerate(zip(written, rows, strict=True)):
+        top = row * _ROW + 3
         pen.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=color)
-        pen.text((left + _SWATCH + 6, top - 2), text, fill="black", font=font)
+        pen.text((text_left, top - 2), text, fill="black", font=font)
     return sheet
 
 

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from vit_jax.pictures import letters
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCALE = 2  # pixels drawn for a pixel of the page, so that print is sharp
-BLUE, RED, GREY, GREEN = "#1f5fbf", "#c0392b", "#8a8a8a", "#2e8b57"
+BLUE, GREY = "#1f5fbf", "#8a8a8a"
 # Told apart by people who see few colours too (Okabe and Ito), and two more.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#444444")
 SCHEMES = {"sequential": "viridis", "diverging": "RdBu_r"}
 LETTER, LINE = 6, 20  # pixels of the page: width of a letter, height of a line of the title
 _DPI, _POINTS = 100, 9
+LETTERS = 10 * _DPI / 72  # pixels of the page: the 10 points that matplotlib gives to names of axes
 
 
 def figure(title: str, width: float, height: float, left: float = 0) -> "Figure":
@@ -24,7 +27,7 @@ def figure(title: str, width: float, height: float, left: float = 0) -> "Figure"
     """
     import matplotlib.figure
 
-    title = textwrap.fill(title, max(int(width / (LETTER + 2.5)), 20))
+    title = textwrap.fill(letters.drawable(title), max(int(width / (LETTER + 2.5)), 20))
     above = 8 + LINE * (title.count("\n") + 1)
     whole = height + above
     with matplotlib.rc_context({"font.size": _POINTS}):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from vit_jax.pictures import style
+from vit_jax.pictures import letters, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,11 +87,13 @@ def draw_tiles(
             continue
         _show(axes, tiles[number], bar, aspect="auto" if min(sides) == _THIN else "equal")
         if names:
-            axes.set_xlabel(_shortened(names[number], max(int(wide / (style.LETTER + 1)), 4)))
+            axes.set_xlabel(letters.fitted(names[number], style.LETTERS, wide - 4))
     for name, axes in zip(rows_named, grid[:, 0], strict=False):
-        axes.set_ylabel(name, rotation=0, ha="right", va="center").set_in_layout(False)
+        axes.set_ylabel(letters.drawable(name), rotation=0, ha="right", va="center").set_in_layout(
+            False
+        )
     for name, axes in zip(columns_named, grid[0], strict=False):
-        axes.set_title(name, fontsize="medium", pad=2)
+        axes.set_title(letters.drawable(name), fontsize="medium", pad=2)
     if x:
         figure.supxlabel(x, fontsize="medium")
     if y:
@@ -138,7 +140,7 @@ def matrix(
     _show(axes, values, bar, extent=ends)
     axes.set(xlabel=x, ylabel=y)
     if names:
-        short = [_shortened(name, _LONGEST) for name in names]
+        short = [letters.fitted(name, style.LETTERS, _LONGEST * style.LETTER) for name in names]
         axes.set_xticks(np.arange(columns) + left + 0.5, short, rotation=90)
         axes.set_yticks(np.arange(rows) + top + 0.5, short)
     else:
@@ -152,12 +154,6 @@ def matrix(
         )  # fmt: skip
     _draw_bar(figure, bar, axes)
     return style.image(figure)
-
-
-def _shortened(text: str, letters: int) -> str:
-    """The text with lines of no more letters than these."""
-    lines = text.split("\n")
-    return "\n".join(line if len(line) <= letters else f"{line[: letters - 1]}…" for line in lines)
 
 
 def _show(axes: "Axes", tile: np.ndarray, bar: Bar | None, **options) -> None:

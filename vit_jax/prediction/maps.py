@@ -71,7 +71,7 @@ class Segmented:
         """The image with its `layer`, and beside it which colour is which class."""
         colors, shares = masks.palette(len(self.classes)), self.shares()
         rows = [
-            (f"{name} {share:.1%}", tuple(colors[self.classes.index(name)].tolist()))
+            (f"{share:.1%}  {name}", tuple(colors[self.classes.index(name)].tolist()))
             for name, share in shares.items()
         ]
         return masks.side_by_side([masks.overlay(self.image, self.layer()), masks.legend(rows)])

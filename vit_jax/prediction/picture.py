@@ -5,9 +5,11 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageOps
 
-_TILE, _TEXT, _GAP = 128, 18, 8
+from vit_jax.pictures import letters
+
+_TILE, _TEXT, _GAP, _LETTERS = 128, 18, 8, 12
 
 
 def draw_sheet(tiles: Sequence[tuple[np.ndarray, str]], path: pathlib.Path) -> None:
@@ -16,7 +18,6 @@ def draw_sheet(tiles: Sequence[tuple[np.ndarray, str]], path: pathlib.Path) -> N
     """
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
-    font = ImageFont.load_default(size=13)
     sheet = Image.new(
         "RGB", (columns * (_TILE + _GAP) + _GAP, rows * (_TILE + _TEXT + _GAP) + _GAP), "white"
     )
@@ -25,7 +26,6 @@ def draw_sheet(tiles: Sequence[tuple[np.ndarray, str]], path: pathlib.Path) -> N
         x, y = _GAP + i % columns * (_TILE + _GAP), _GAP + i // columns * (_TILE + _TEXT + _GAP)
         shown = Image.fromarray(image if image.shape[2] == 3 else image[..., 0].copy())
         sheet.paste(ImageOps.contain(shown, (_TILE, _TILE), Image.Resampling.NEAREST), (x, y))
-        while font.getlength(caption) > _TILE:
-            caption = caption[:-2].rstrip("…") + "…"
-        pen.text((x, y + _TILE), caption, fill="black", font=font)
+        written = letters.fitted(caption, _LETTERS, _TILE)
+        pen.text((x, y + _TILE), written, fill="black", font=letters.font(_LETTERS))
     sheet.save(path, format="PNG")

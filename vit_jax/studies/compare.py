@@ -215,7 +215,8 @@ def in_short(setting: Mapping) -> str:
     """
     names = {"model.name": "", "run": "", "data.train_split": ""}
     given = {n: value for n, value in setting.items() if value not in (None, "", [])}
-    parts = (f"{names.get(n, in_words(n))} {value_text(value)}" for n, value in given.items())
+    words = {n: _VALUES.get(n, {}).get(str(v)) or value_text(v) for n, v in given.items()}
+    parts = (f"{names.get(n, in_words(n))} {value}" for n, value in words.items())
     return ", ".join(part.strip() for part in parts)
 
 
@@ -226,6 +227,14 @@ _WORDS = {
     "model.mlp_dim": "MLP width", "model.name": "model", "model.patch": "patch size [px]", "optim.b1": "β1",
     "optim.b2": "β2", "optim.ema": "EMA decay", "optim.lr": "learning rate", "optim.name": "optimizer",
     "optim.clip": "gradient clipping", "model.pool": "pooling", "model.position": "positions",
+}  # fmt: skip
+
+# What figures call values whose names are those of an option.
+_VALUES = {
+    "model.position": {
+        "learned": "learned in 1-D", "learned2d": "learned in 2-D", "sincos2d": "fixed sines in 2-D",
+        "fixed2d": "table of fixed sines in 2-D",
+    },
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Pictures of a comparison: each gives an image, or `None` where there is nothing to draw."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,8 +42,10 @@ def _dots(values: Sequence[tuple[str, np.ndarray]], title: str, words: str) -> I
     if not values:
         return None
     names = [name for name, _ in values]
+    if any(len(numbers) > 1 for _, numbers in values):
+        title += ": a dot for each run, their range, and their mean"
     plot = Plot(
-        f"{title}: a dot for each run, their range, and their mean",
+        title,
         x=words, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
     )  # fmt: skip
     for row, (_, numbers) in enumerate(values):
@@ -113,6 +116,7 @@ def curves(
 
     if all(len(all_of(run)[name][0]) < 2 for run in comparison.runs if name in all_of(run)):
         return None  # points alone are no curves; the table has them
+    marked = followed or name.startswith("eval/")  # Nothing is known between two evaluations.
     plot, drawn = Plot(title, x="step", y=unit), 0
     groups = [
         (group, [run for run in group.runs if name in all_of(run)]) for group in comparison.groups
@@ -126,13 +130,13 @@ def curves(
         if len(steps):
             if len(runs) > 1:
                 plot.band(steps, values.min(0), values.max(0), colour)
-            plot.line(steps, values.mean(0), colour, label)
+            plot.line(steps, values.mean(0), colour, label, marked=marked)
             drawn += 1
         for run in runs:  # the rest of those that continued for longer
             xs, ys = all_of(run)[name][0], scale * all_of(run)[name][1]
             rest = xs >= steps[-1] if len(steps) else np.ones(len(xs), bool)
             if rest.sum() > 1:
-                plot.line(xs[rest], ys[rest], colour, label, width=1)
+                plot.line(xs[rest], ys[rest], colour, label, width=1, marked=marked)
                 drawn += 1
             if run.state in ("diverged", "unfinished"):
                 finite = np.flatnonzero(np.isfinite(ys))
@@ -229,10 +233,7 @@ def _title(words: str) -> str:
 
 
 def _together(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all of several runs have come through, and their values there: (n,), (runs, n)."""
-    first = max(steps[0] for steps, _ in curves)
-    last = min(steps[-1] for steps, _ in curves)
-    longest = max((steps for steps, _ in curves), key=len)
-    steps = longest[(longest >= first) & (longest <= last)]
-    values = np.array([np.interp(steps, *curve) for curve in curves])
-    return steps, values.reshape(len(curves), len(steps))
+    """The steps at which all of several runs have a value, and their values there: (n,), (runs, n)."""
+    common = functools.reduce(np.intersect1d, (steps for steps, _ in curves))
+    values = np.array([values[np.isin(steps, common)] for steps, values in curves])
+    return common, values.reshape(len(curves), len(common))

@@ -87,7 +87,7 @@ def _picture(name: str, runs: list[Run]) -> Image.Image:
     for number, run in enumerate(runs):
         steps, values = run.curves[f"eval/{metric}"]
         colour = style.COLOURS[number % len(style.COLOURS)]
-        plot.line(_epochs(run, steps), scale * values, colour, run.name)
+        plot.line(_epochs(run, steps), scale * values, colour, run.name, marked=True)
     return plot.image()
 
 

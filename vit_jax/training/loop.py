@@ -41,6 +41,9 @@ from vit_jax.training.upkeep.stragglers import Stragglers
 from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
 
+# What is worth knowing of the time that it takes.
+_COMPILING = "once for a model, a batch and a kind of devices; later starts take it from config.compilation_cache"
+
 
 class Interrupted(UserError):
     """A signal asked the run to stop; its state is saved. Start it again to continue."""
@@ -277,7 +280,7 @@ class _Run:
         of one would not wait long for another that is still compiling.
         """
         with self.clock.during("compile"):
-            with logs.with_elapsed_time("compiling the training step"):
+            with logs.with_elapsed_time("compiling the training step", about=_COMPILING):
                 batches = self.assembly.abstract_batches(self.mesh)
                 if len(batches) == 1:
                     batches = [batch]
@@ -341,7 +344,9 @@ class _Run:
         health.check_health(state.health, state.params, self.config, self.checkpoints.steps)
 
     def _evaluate(self, step: int) -> None:
-        with self.clock.during("evaluate", after=self.state):
+        line = logs.status(jax.process_index() == 0)
+        with self.clock.during("evaluate", after=self.state), line:
+            line.show(f"evaluating after step {step:,}")
             state = self.gather(self.state)
             trained = EvaluatedModel(state.weights(), state, state.own_weights())
             self.results = self.suite(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import jax
 from absl import logging
 
+from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints, saving
 from vit_jax.checkpoints.lora import BASE
@@ -23,6 +24,9 @@ from vit_jax.training.upkeep.clock import KINDS
 
 if TYPE_CHECKING:
     from vit_jax.checkpoints.tiers import LocalTier
+
+# What is worth knowing of the time that it takes.
+_INITIALISING = "XLA first compiles the program for that, in seconds on an idle machine, in minutes on a busy one"
 
 
 @dataclasses.dataclass
@@ -65,7 +69,10 @@ class Start:
 
                 state = state.replace(base=base_of(self.assembly, state))
         else:
-            state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
+            count = sum(x.size for x in jax.tree.leaves(self.like.params))
+            with logs.with_elapsed_time(f"initialising {count:,} parameters", about=_INITIALISING):
+                state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
+                jax.block_until_ready(state)
             if self.assembly.config.init_from:
                 from vit_jax.training.initial_weights import start_from
 

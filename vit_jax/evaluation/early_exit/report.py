@@ -54,12 +54,13 @@ def draw_report(result: dict, path: epath.PathLike) -> None:
         "Accuracy over what an image costs",
         x="GFLOPs (multiply-adds) of an image", y="accuracy [%]", x_limits=(0.0, 1.05 * most),
     )  # fmt: skip
+    _, orange, green = style.COLOURS[:3]
     plot.line(*_percent(curve), style.BLUE, "geometric shares")
-    plot.dots(*_percent(rivals), style.GREY, "leaving by lot")
-    plot.dots(*_percent(alone), style.RED, "one exit alone")
+    plot.dots(*_percent(rivals), style.GREY, "leaving by lot", shape="^")
+    plot.dots(*_percent(alone), orange, "one exit alone", shape="s")
     for number, (gflops, accuracy) in enumerate(alone, start=1):
-        plot.note(gflops, 100 * accuracy, f"exit {number}", style.RED)
-    plot.dots(*_percent(solved), style.GREEN, "solved for a budget")
+        plot.note(gflops, 100 * accuracy, f"exit {number}", orange)
+    plot.dots(*_percent(solved), green, "solved for a budget")
     epath.Path(path).write_bytes(png(plot.image()))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from jax.experimental import multihost_utils
 
+from vit_jax.base import logs
 from vit_jax.devices import processes
 
 # `timeout` sends its signal twice, as do others that signal a process and its group.
@@ -142,4 +143,4 @@ def _is_another(heard_at: float) -> bool:
 
 def _say(message: str) -> None:
     # Not by `logging` or `print`, whose locks the main thread may hold.
-    os.write(sys.__stderr__.fileno(), f"vit_jax: {message}\n".encode())
+    os.write(sys.__stderr__.fileno(), f"{logs.erase_status()}vit_jax: {message}\n".encode())

@@ -1,21 +1,20 @@
-"""What a run reports while it trains: metrics, throughput, progress bar, trace."""
+"""What a run reports while it trains: metrics, throughput, the status line of a terminal, trace."""
 
 import collections
 import contextlib
 import dataclasses
 import pathlib
 import shutil
-import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
-import tqdm
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import durations, logs, places
 from vit_jax.config import Config
 from vit_jax.devices import chips, local
 from vit_jax.training.assembly import Assembly
@@ -71,19 +70,15 @@ class Meter:
         self._step_flops = assembly.step_flops
         peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        self._bar = tqdm.tqdm(
-            total=assembly.total_steps,
-            initial=start_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=jax.process_index() > 0 or not sys.stderr.isatty(),
-        )
+        self._shown, self._left, self._shown_at = (), 0.0, time.monotonic()
+        self._status = logs.status(jax.process_index() == 0).__enter__()
 
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps a step's metrics; they are not read yet."""
         self._pending.append(metrics)
         self._host_waited = [self._host_waited[1], self._clock.waited]
-        self._bar.update(step - self._bar.n)
+        if self._status.due:
+            self._show(step)
 
     def window(self) -> list[dict[str, float]]:
         """The metrics of each step since the last log, which a resumed run needs for the next; waits for the
@@ -97,7 +92,6 @@ class Meter:
         self._pending = _as_on_devices(window)
         self._logged_at, self._before = step, self._clock.read()
         self._start = step, self._before
-        self._bar.update(step - self._bar.n)
 
     def log(self, step: int) -> None:
         """Waits for the devices and writes the means since the last time."""
@@ -131,9 +125,12 @@ class Meter:
         if warning and not self._warned_of_objective:
             self._warned_of_objective = True
             logging.warning("%s", warning)
-        self._bar.set_postfix_str(
-            f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s"
+        self._shown = (
+            f"loss {scalars['loss']:.3g}",
+            f"{scalars['images_per_second']:,.0f} images/s",
         )
+        self._left, self._shown_at = 60 * scalars["eta_minutes"], time.monotonic()
+        self._show(step)
         self.write(step, scalars)
         self._logged_at, self._before = step, now
 
@@ -173,13 +170,21 @@ class Meter:
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Writes scalars wherever metrics go."""
-        with self._bar.external_write_mode(file=sys.stderr):
-            self._writers.write_scalars(step, scalars)
-            self._writers.flush()
+        self._writers.write_scalars(step, scalars)
+        self._writers.flush()
 
     def close(self) -> None:
-        """Ends the progress bar."""
-        self._bar.close()
+        """Ends the status line."""
+        self._status.__exit__()
+
+    def _show(self, step: int) -> None:
+        """Draws the status: of what was logged last, and nothing that would have to be read from the devices."""
+        total = self._assembly.total_steps
+        parts = [f"step {step:,} of {total:,} ({step / total:.0%})"]
+        if self._shown:
+            left = max(self._left - (time.monotonic() - self._shown_at), 0)
+            parts += [f"{durations.duration_text(left)} left", *self._shown]
+        self._status.show(*parts)
 
 
 def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:

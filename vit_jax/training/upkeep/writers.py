@@ -33,6 +33,28 @@ _SHOWN = {
 }
 
 
+# In which group of TensorBoard's cards a scalar stands; `train` has all others whose names have no group.
+_GROUPS = {
+    "learning_rate": "optim",
+    "gradient_norm": "optim",
+    "update_norm": "optim",
+    "parameter_norm": "optim",
+    "skipped_updates": "optim",
+    "images_per_second": "speed",
+    "step_seconds": "speed",
+    "input_wait": "speed",
+    "read_wait": "speed",
+    "model_flops_per_second": "speed",
+    "mfu": "speed",
+    "seconds": "speed",
+    "goodput": "speed",
+    "examples": "progress",
+    "epochs": "progress",
+    "core_hours": "progress",
+    "eta_minutes": "progress",
+}
+
+
 class Histogram(NamedTuple):
     """How many values lie where.
 
@@ -155,6 +177,15 @@ def _tensorboard() -> ModuleType:
     return tensorboardX
 
 
+def tag(name: str) -> str:
+    """What TensorBoard calls a scalar of metrics.jsonl.
+
+    >>> tag("loss"), tag("mfu"), tag("eval/accuracy")
+    ('train/loss', 'speed/mfu', 'eval/accuracy')
+    """
+    return name if "/" in name else f"{_GROUPS.get(name, 'train')}/{name}"
+
+
 class TensorBoardWriter(MetricWriter):
     """TensorBoard event files, without TensorFlow.
 
@@ -168,7 +199,7 @@ class TensorBoardWriter(MetricWriter):
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         scalar = _tensorboard().summary.scalar
-        self._write(step, [scalar(name, value) for name, value in scalars.items()])
+        self._write(step, [scalar(tag(name), value) for name, value in scalars.items()])
 
     def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
         summary = _tensorboard().summary
