@@ -164,10 +164,12 @@ def test_too_many_or_by_default_any_are_an_error_before_the_first_step(phone, no
         sources.open_train(data(phone, holdout=0.0))
 
 
-def test_an_empty_class_is_refused_by_its_name(phone):
+def test_an_empty_class_is_none_and_named_or_refused_where_files_are_not_examined(phone, caplog):
     (phone / "bird").mkdir()
+    assert sources.open_train(data(phone)).classes == ("cat", "dog")
+    assert "1 folders have no images and are no classes: bird" in caplog.text
     with pytest.raises(ConfigError, match="bird has no images"):
-        sources.open_train(data(phone))
+        sources.open_train(data(phone, examine=False))
 
 
 def test_images_of_more_pixels_than_allowed_are_among_the_bad(phone):

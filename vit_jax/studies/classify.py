@@ -1,0 +1,367 @@
+"""What `vit_jax classify` does: looks at a folder of labelled photos, measures the machine, chooses what fits the time,
+trains, measures, and leaves a page. Each part is what another command runs; `commands.sh` has these commands.
+
+The order:
+1. all files are read once, and what is wrong with them is logged;
+2. weights are fetched; if they cannot be had and none were named, a small model is trained from scratch;
+3. features of a few photos are timed, and with that the way is chosen;
+4. a linear head is fitted to the features of all photos, unless that takes much of the time;
+5. the whole model is trained, if it fits;
+6. the better one is judged on the held-out photos, and the page is written.
+
+What was chosen is kept in the folder, so that the same command continues after it was stopped.
+"""
+
+import dataclasses
+import json
+import os
+import shlex
+import time
+from collections.abc import Sequence
+
+from absl import logging
+from etils import epath
+from ml_collections import ConfigDict
+
+from vit_jax.base import durations, outputs, places, schema, settings
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.config import Config, config_class
+from vit_jax.interchange import formats
+from vit_jax.models import registry
+from vit_jax.pictures.page import Page
+from vit_jax.recipes import user_files
+from vit_jax.studies import judged, linear_head, photos, report, time_budget
+from vit_jax.studies.photos import Photos
+from vit_jax.studies.time_budget import HEAD, WHOLE
+from vit_jax.training import loop
+from vit_jax.training.assembly import resolve
+
+Settings = list[tuple[str, str]]  # fields of the config and their values as text
+
+AUTO, NONE = "auto", "none"
+# Published by AugReg's authors, trained on ImageNet-21k: the larger one where there is time.
+_PUBLISHED = ("vit_small_patch16_224.augreg_in21k", "vit_tiny_patch16_224.augreg_in21k")
+_FINE_TUNED, _SCRATCH = "finetune:photos", "folder"
+_HEAD_SHARE = (
+    0.25  # of the time, beyond which a head is not fitted before the whole model is trained
+)
+_PLAN, _COMMANDS = "classify.json", "commands.sh"
+# Of the data, what an evaluation has to know.
+_OF_DATA = (
+    "name", "path", "train_split", "eval_split", "holdout", "holdout_by", "examine", "on_bad_image", "max_bad_images",
+)  # fmt: skip
+
+
+def classify(
+    path: epath.PathLike,
+    out: epath.PathLike,
+    *,
+    seconds: float = 600.0,
+    weights: str = AUTO,
+    changes: Sequence[tuple[str, str]] = (),
+) -> dict:
+    """Trains a classifier of labelled photos; see the top of this file.
+
+    Args:
+      path: a folder of class folders, a list of files with labels, or what `vit_jax prepare` makes.
+      out: a folder, made if it is not there.
+      seconds: that all of it may take; training is never shorter than a few steps.
+      weights: a checkpoint of any format or a name of timm; `auto`: published ones; `none`: from scratch.
+      changes: further fields of the config of the run that trains.
+
+    Returns:
+      `report`, `checkpoint`, `accuracy`, `held_out`, `way`, `head_accuracy` (`None` without a head), `seconds`, and
+      `photos`: see `photos.Photos.describe`.
+
+    Raises:
+      ConfigError: the photos cannot be classified, or `out` holds something else.
+      CheckpointError: weights that were named cannot be read.
+      Interrupted: a signal came; the same command continues.
+    """
+    began = time.monotonic()
+    folder = outputs.make_folder(_outside(out, path), "--out")
+    asked = {
+        "photos": os.path.abspath(path),
+        "weights": weights,
+        "seconds": seconds,
+        "changes": list(map(list, changes)),
+    }
+    kept = _kept(folder, asked)
+    given = [("data.holdout_by", "class"), *changes]
+    looked = photos.look(path, _config(_FINE_TUNED, given).data)
+    for line in looked.lines():
+        logging.info("%s: %s", path, line)
+    photos.write(looked, folder / "photos.json")
+    data = [(f"data.{name}", _text(getattr(looked.data, name))) for name in _OF_DATA]
+    if kept is None:
+        kept = asked | _plan(looked, [*data, *given], weights, seconds, began, folder)
+        places.write_whole(folder / _PLAN, json.dumps(kept, indent=1) + "\n")
+    accuracies = {}
+    if kept["head_accuracy"] is not None:
+        accuracies[folder / "head"] = kept["head_accuracy"]
+    if kept["kind"] == WHOLE:
+        config = _changed(kept["recipe"], kept["settings"])
+        accuracies[folder / "run"] = loop.train(config, folder / "run")["accuracy"]
+    # Of equal ones the trained one, which comes last.
+    best = max(reversed(accuracies), key=accuracies.get)
+    metrics = judged.judge(best, data if best.name == "head" else ())
+    spent = time.monotonic() - began
+    commands = _commands(kept, folder, best, data)
+    places.write_whole(folder / _COMMANDS, commands)
+    _write_page(looked, kept, folder, best, accuracies, commands, spent)
+    return {
+        "report": str(folder / "report.html"),
+        "checkpoint": str(best),
+        "accuracy": metrics["accuracy"],
+        "accuracy_low": metrics["accuracy_low"],
+        "accuracy_high": metrics["accuracy_high"],
+        "held_out": int(metrics["examples"]),
+        "way": kept["text"],
+        "head_accuracy": kept["head_accuracy"],
+        "seconds": round(spent, 1),
+        "photos": looked.describe(),
+    }
+
+
+def text(result: dict) -> str:
+    """`classify`'s result for a person."""
+    low, high = (f"{100 * result[f'accuracy_{end}']:.1f}" for end in ("low", "high"))
+    return "\n".join(
+        [
+            f"accuracy {result['accuracy']:.1%} on {result['held_out']:,} photos that were held out "
+            f"({low} … {high} %), after {durations.duration_text(result['seconds'])}",
+            f"report: {result['report']}",
+            f"use it: vit_jax predict --checkpoint={shlex.quote(result['checkpoint'])} PHOTO …",
+        ]
+    )
+
+
+def _outside(out: epath.PathLike, path: epath.PathLike) -> epath.PathLike:
+    """`out`, unless it is inside the photos, where it would be a class."""
+    inside, photos_path = os.path.realpath(out), os.path.realpath(path)
+    if os.path.commonpath([inside, photos_path]) == photos_path:
+        raise ConfigError(
+            f"--out={out} is inside of {path}, where it would be a class: name another folder"
+        )
+    return out
+
+
+def _kept(folder: epath.Path, asked: dict) -> dict | None:
+    """What an earlier start of the same command chose."""
+    kept = places.read_json(folder / _PLAN)
+    if kept is None:
+        return None
+    for name, value in asked.items():
+        if kept.get(name) != value:
+            raise ConfigError(
+                f"--out={folder} was made with {name} = {kept.get(name)!r}, not {value!r}: name another folder, or "
+                "remove it"
+            )
+    logging.info("continuing in %s: %s", folder, kept["text"])
+    return kept
+
+
+def _plan(
+    looked: Photos, given: Settings, weights: str, seconds: float, began: float, folder: epath.Path
+) -> dict:
+    """Chooses weights and the way, and fits the head, if there is one. As JSON: `kind`, `text`, `recipe`, `settings`,
+    `weights_used`, `options` (each way in words), `head_accuracy`.
+    """
+    images = len(looked.train)
+    if images < 64:  # less than a batch
+        given = [("batch_size", "16"), ("accumulate", "1"), *given]
+    found, size = _weights(weights, given, looked, seconds - (time.monotonic() - began))
+    recipe = _FINE_TUNED if found else _SCRATCH
+    if found:
+        given = [("init_from", found), *([("data.image_size", str(size))] if size else []), *given]
+    given = [*given, ("eval.batch_size", "32")]
+    config = resolve(_changed(recipe, given))
+    features = _features(config, looked)
+    logging.info("measuring this machine on a few photos")
+    speed = features.time()
+    size = config.data.image_size
+    smaller = time_budget.smaller_size(size, getattr(features.model.config, "patch", None))
+    left = seconds - (time.monotonic() - began)
+    options = time_budget.ways(
+        speed,
+        [*([smaller] if smaller and found else []), size],
+        images=images,
+        held_out=len(looked.test),
+        batch_size=config.batch_size,
+        steps=durations.steps(
+            config.duration, batch_size=config.batch_size, examples_per_epoch=images
+        ),
+        seconds=left,
+        with_head=bool(found),
+    )
+    way = time_budget.choose(options, left)
+    lines = [f"{option.text()}{'  <- chosen' if option == way else ''}" for option in options]
+    logging.info(
+        "%.3g images a second here; in %s:", 1 / speed.seconds_each, durations.duration_text(left)
+    )
+    for line in lines:
+        logging.info("  %s", line)
+    accuracy = None
+    if found and (way.kind == HEAD or options[0].seconds <= _HEAD_SHARE * left):
+        accuracy = _head(features, folder / "head", must=way.kind == HEAD)
+    if way.kind == HEAD and accuracy is None:
+        way = next(option for option in options if option.kind == WHOLE)
+    duration = () if "duration" in dict(given) else [("duration", f"{way.steps} steps")]
+    return {
+        "kind": way.kind,
+        "text": way.text(),
+        "recipe": recipe,
+        "settings": [*given, ("data.image_size", str(way.image_size)), *duration],
+        "weights_used": found or "none: trained from scratch",
+        "options": lines,
+        "head_accuracy": accuracy,
+    }
+
+
+def _weights(weights: str, given: Settings, looked: Photos, seconds: float) -> tuple[str, int]:
+    """The weights to start from, '' for none, and the size of their images, 0 if the user sets one."""
+    if weights == NONE:
+        return "", 0
+    for name in _PUBLISHED if weights == AUTO else (weights,):
+        if name == _PUBLISHED[0] and not _is_time_for_small(given, looked, seconds):
+            continue
+        logging.info("weights: %s", name)
+        try:
+            checkpoint = formats.read_checkpoint(name)
+        except (CheckpointError, ConfigError) as error:
+            if weights != AUTO:
+                raise
+            logging.warning("%s", error)
+            continue
+        by_user = "data.image_size" in dict(given)
+        return name, 0 if by_user else checkpoint.model_config.image_size
+    logging.warning(
+        "published weights cannot be had here, so that a small model is trained from scratch: its accuracy will be "
+        "much lower. Fetch %s on a machine with a network, and pass --weights=FILE, in another --out", _PUBLISHED[-1],
+    )  # fmt: skip
+    return "", 0
+
+
+def _is_time_for_small(given: Settings, looked: Photos, seconds: float) -> bool:
+    """Whether a ViT-S/16 trains here in the time that there is, by features of a ViT-Ti/16, a quarter of its work."""
+    config = resolve(
+        _changed(_SCRATCH, [*given, ("data.image_size", "224"), ("eval.batch_size", "16")])
+    )
+    speed = _features(config, looked).time()
+    slower = dataclasses.replace(speed, seconds_each=4 * speed.seconds_each)
+    fewest = time_budget.FEWEST
+    way = time_budget.ways(
+        slower, [224], images=len(looked.train), held_out=len(looked.test), batch_size=64, steps=fewest, seconds=seconds
+    )[-1]  # fmt: skip
+    return way.seconds <= seconds
+
+
+def _features(config: Config, looked: Photos) -> linear_head.FeaturesOf:
+    classes = len(looked.classes)
+    if config.init_from:
+        return linear_head.FeaturesOf(config, linear_head.pretrained(config, classes))
+    given = {
+        name: value
+        for name, value in vars(config.model).items()
+        if name != "name" and value is not None
+    }
+    model_config = registry.model_config(
+        config.model.name, image_size=config.data.image_size, **given | {"num_classes": classes}
+    )
+    return linear_head.FeaturesOf(config, linear_head.untrained(model_config))
+
+
+def _head(features: linear_head.FeaturesOf, path: epath.Path, *, must: bool) -> float | None:
+    """The accuracy of a linear head, written to `path`; `None` where the model takes none."""
+    try:
+        accuracy = linear_head.fit_head(features, path)
+    except ConfigError as error:
+        logging.info("no linear head is fitted: %s", error)
+        return None
+    where = f"{len(features.test):,} held-out photos"
+    logging.info("a linear head on the features: accuracy %.1f%% on %s", 100 * accuracy, where)
+    return accuracy
+
+
+def _changed(recipe: str, given: Sequence[Sequence[str]]) -> ConfigDict:
+    """The config of a recipe with other fields."""
+    config = user_files.load_config(recipe)
+    settings.change(config, Config, [tuple(pair) for pair in given])
+    return config
+
+
+def _config(recipe: str, given: Settings) -> Config:
+    config = _changed(recipe, given)
+    return schema.typed(config_class(config), config)
+
+
+def _text(value: object) -> str:
+    """A value as the command line has it."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _commands(kept: dict, folder: epath.Path, best: epath.Path, data: Settings) -> str:
+    """A script of the commands that do the same by hand."""
+    best_path = shlex.quote(str(best))
+    lines = ["# What 'vit_jax classify' ran, to go on by hand.", ""]
+    if kept["kind"] == WHOLE:
+        fields = [
+            f"--config.{name}={value}" for name, value in dict(map(tuple, kept["settings"])).items()
+        ]
+        train = [
+            "vit_jax",
+            "train",
+            f"--config={kept['recipe']}",
+            *fields,
+            f"--workdir={folder / 'run'}",
+            "--report",
+        ]
+        lines += ["# Trains, measures, and writes run/report/report.html.", shlex.join(train), ""]
+    if kept["head_accuracy"] is not None:
+        fields = [f"--config.{name}={value}" for name, value in data]
+        evaluate = ["vit_jax", "evaluate", f"--checkpoint={folder / 'head'}", *fields]
+        lines += [
+            "# The linear head, which 'classify' alone fits: its accuracy.",
+            shlex.join(evaluate),
+            "",
+        ]
+    lines += [
+        "# Classes of further photos; a page to drop them on; a file for other programs.",
+        f"vit_jax predict --checkpoint={best_path} PHOTO",
+        f"vit_jax serve --checkpoint={best_path}",
+        f"vit_jax export --checkpoint={best_path} --out=model.onnx",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _write_page(
+    looked: Photos,
+    kept: dict,
+    folder: epath.Path,
+    best: epath.Path,
+    accuracies: dict[epath.Path, float],
+    commands: str,
+    spent: float,
+) -> None:
+    title = f"Photos of {os.path.basename(os.path.normpath(looked.data.path))}"
+
+    def add(page: Page) -> None:
+        looked.add_to_page(page)
+        page.heading("How it was trained")
+        page.text(
+            f"Weights: {kept['weights_used']}. Chosen: {kept['text']}; all took {durations.duration_text(spent)}."
+        )
+        page.table([["what fits", ""], *([line, ""] for line in kept["options"])])
+        names = {"head": HEAD, "run": WHOLE}
+        rows = [[names[where.name], f"{value:.1%}"] for where, value in accuracies.items()]
+        page.table([["trained", "accuracy on held-out photos"], *rows])
+        page.heading("Go on by hand")
+        page.commands(commands)
+
+    if best.name == "run":
+        report.report([best], folder, title=title, add=add)
+        return
+    page = Page(title)
+    judged.add_to_page(page, best)
+    add(page)
+    places.write_whole(folder / "report.html", page.html())
