@@ -87,7 +87,7 @@ def classify(
         "changes": list(map(list, changes)),
     }
     kept = _kept(folder, asked)
-    given = [("data.holdout_by", "class"), *changes]
+    given = [("data.holdout_by", "class"), ("data.holdout", "0.2"), *changes]
     looked = photos.look(path, _config(_FINE_TUNED, given).data)
     for line in looked.lines():
         logging.info("%s: %s", path, line)
@@ -167,7 +167,8 @@ def _plan(
     """Chooses weights and the way, and fits the head, if there is one. As JSON: `kind`, `text`, `recipe`, `settings`,
     `weights_used`, `options` (each way in words), `head_accuracy`.
     """
-    images = len(looked.train)
+    images, names = len(looked.train), dict(given)
+    sized, lasting = "data.image_size" in names, "duration" in names
     if images < 64:  # less than a batch
         given = [("batch_size", "16"), ("accumulate", "1"), *given]
     found, size = _weights(weights, given, looked, seconds - (time.monotonic() - began))
@@ -180,40 +181,46 @@ def _plan(
     logging.info("measuring this machine on a few photos")
     speed = features.time()
     size = config.data.image_size
-    smaller = time_budget.smaller_size(size, getattr(features.model.config, "patch", None))
+    smaller = (
+        None
+        if sized
+        else time_budget.smaller_size(size, getattr(features.model.config, "patch", None))
+    )
     left = seconds - (time.monotonic() - began)
+    sizes = {"batch_size": config.batch_size, "examples_per_epoch": images}
+    steps = durations.steps(config.duration, **sizes)
     options = time_budget.ways(
         speed,
         [*([smaller] if smaller and found else []), size],
         images=images,
         held_out=len(looked.test),
         batch_size=config.batch_size,
-        steps=durations.steps(
-            config.duration, batch_size=config.batch_size, examples_per_epoch=images
-        ),
+        steps=steps,
+        fewest=steps if lasting else time_budget.FEWEST,
         seconds=left,
         with_head=bool(found),
     )
     way = time_budget.choose(options, left)
-    lines = [f"{option.text()}{'  <- chosen' if option == way else ''}" for option in options]
     logging.info(
-        "%.3g images a second here; in %s:", 1 / speed.seconds_each, durations.duration_text(left)
-    )
-    for line in lines:
-        logging.info("  %s", line)
+        "%s are left. What there is, and how long it takes here (features of %.3g images a second):",
+        durations.duration_text(left), 1 / speed.seconds_each,
+    )  # fmt: skip
+    for option in options:
+        chosen = "  <- chosen" if option == way else ""
+        logging.info("  %s: %s%s", option.text(), durations.duration_text(option.seconds), chosen)
     accuracy = None
     if found and (way.kind == HEAD or options[0].seconds <= _HEAD_SHARE * left):
-        accuracy = _head(features, folder / "head", must=way.kind == HEAD)
+        accuracy = _head(features, folder / "head")
     if way.kind == HEAD and accuracy is None:
         way = next(option for option in options if option.kind == WHOLE)
-    duration = () if "duration" in dict(given) else [("duration", f"{way.steps} steps")]
+    duration = () if lasting else [("duration", f"{way.steps} steps")]
     return {
         "kind": way.kind,
         "text": way.text(),
         "recipe": recipe,
         "settings": [*given, ("data.image_size", str(way.image_size)), *duration],
         "weights_used": found or "none: trained from scratch",
-        "options": lines,
+        "options": [[option.text(), durations.duration_text(option.seconds)] for option in options],
         "head_accuracy": accuracy,
     }
 
@@ -271,7 +278,7 @@ def _features(config: Config, looked: Photos) -> linear_head.FeaturesOf:
     return linear_head.FeaturesOf(config, linear_head.untrained(model_config))
 
 
-def _head(features: linear_head.FeaturesOf, path: epath.Path, *, must: bool) -> float | None:
+def _head(features: linear_head.FeaturesOf, path: epath.Path) -> float | None:
     """The accuracy of a linear head, written to `path`; `None` where the model takes none."""
     try:
         accuracy = linear_head.fit_head(features, path)
@@ -343,7 +350,8 @@ def _write_page(
     commands: str,
     spent: float,
 ) -> None:
-    title = f"Photos of {os.path.basename(os.path.normpath(looked.data.path))}"
+    name = os.path.basename(os.path.normpath(looked.data.path))
+    title = f"{name}: photos of {len(looked.classes):,} classes"
 
     def add(page: Page) -> None:
         looked.add_to_page(page)
@@ -351,7 +359,7 @@ def _write_page(
         page.text(
             f"Weights: {kept['weights_used']}. Chosen: {kept['text']}; all took {durations.duration_text(spent)}."
         )
-        page.table([["what fits", ""], *([line, ""] for line in kept["options"])])
+        page.table([["way", "time here"], *kept["options"]])
         names = {"head": HEAD, "run": WHOLE}
         rows = [[names[where.name], f"{value:.1%}"] for where, value in accuracies.items()]
         page.table([["trained", "accuracy on held-out photos"], *rows])

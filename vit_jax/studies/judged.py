@@ -4,6 +4,7 @@ leaves it in the run's folder, where `report` finds it.
 """
 
 import csv
+import os
 from collections.abc import Sequence
 
 from etils import epath
@@ -18,6 +19,7 @@ from vit_jax.prediction import overrides
 
 FOLDER = "judged"
 _PAIRS = 20  # of classes that are confused, in the table
+_CALIBRATED = 200  # images, of fewer the curve of probabilities is noise
 
 
 def judge(workdir: epath.PathLike, data: Sequence[tuple[str, str]] = ()) -> dict[str, float]:
@@ -52,17 +54,20 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
     folder = epath.Path(workdir) / FOLDER
     metrics = places.read_json(folder / classification.METRICS) or {}
     page.heading("Accuracy")
-    for number, line in enumerate(accuracy_lines(metrics)):
+    classes = folder / classification.CLASSES
+    rows = _read(classes) if classes.exists() else []  # none of images with several labels
+    for number, line in enumerate(_accuracy_lines(metrics, rows)):
         page.text(line, large=number == 0)
-    if (folder / classification.CLASSES).exists():
-        page.table(_class_rows(folder))
+    if rows:
+        page.table(_class_rows(rows))
         page.heading("Which classes are taken for which")
         pairs = _confused_rows(folder)
         if len(pairs) > 1:
             page.table(pairs)
         else:
             page.text("None is.", absent=True)
-        for name in ("confusion", "calibration"):
+        enough = metrics["examples"] >= _CALIBRATED
+        for name in ("confusion", "calibration") if enough else ("confusion",):
             if (folder / f"{name}.png").exists():
                 with (folder / f"{name}.png").open("rb") as file:
                     page.picture(Image.open(file).copy(), name)
@@ -71,21 +76,25 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
         _add_mistakes(page, folder)
 
 
-def accuracy_lines(metrics: dict[str, float]) -> list[str]:
+def _accuracy_lines(metrics: dict[str, float], rows: list[dict[str, str]]) -> list[str]:
     """The accuracy in sentences, the first of them short."""
     count = int(metrics["examples"])
     low, high = (f"{100 * metrics[name]:.1f}" for name in ("accuracy_low", "accuracy_high"))
     right = round(metrics["accuracy"] * count)
-    return [
+    lines = [
         f"{metrics['accuracy']:.1%} of {count:,} held-out images are classified correctly ({right:,})",
-        f"With as many other images it would be between {low} % and {high} % in 95 of 100 cases.",
+        f"95 % confidence interval: {low} % to {high} %; more images make it narrower.",
     ]
+    if rows:
+        most = max(rows, key=lambda row: int(row["examples"]))
+        share = int(most["examples"]) / count
+        lines.append(f"Whoever always answers {most['class']!r} is right in {share:.1%}.")
+    return lines
 
 
-def _class_rows(folder: epath.Path) -> list[list[str]]:
+def _class_rows(rows: list[dict[str, str]]) -> list[list[str]]:
     """Of each class its held-out images, and how many are found; the worst first."""
-    rows = _read(folder / classification.CLASSES)
-    rows.sort(key=lambda row: (not int(row["examples"]), float(row["recall"])))
+    rows = sorted(rows, key=lambda row: (not int(row["examples"]), float(row["recall"])))
     table = [["class", "held-out images", "of these found", "of those called so, right"]]
     for row in rows:
         known = int(row["examples"]) > 0
@@ -118,7 +127,9 @@ def _add_mistakes(page: Page, folder: epath.Path) -> None:
                 f"{row['class']}, taken for {row['predicted']} ({_share(row['probability'])})"
             )
             content = (folder / row["picture"]).read_bytes()
-            pictures.append((content, f"{is_label}: {row['image']}", is_label))
+            pictures.append(
+                (content, f"{is_label}: {os.path.basename(row['image'])}", row["image"])
+            )
     page.gallery(pictures)
 
 

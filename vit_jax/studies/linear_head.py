@@ -150,8 +150,9 @@ def fit_head(features: FeaturesOf, path: epath.PathLike) -> float:
 
 
 def _fit(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Kernel (D, classes) and bias (classes,) of a head whose softmax is as sure as it is right: the regularisation, and
-    the temperature that scores are divided by, are the likeliest for one half of the images by the head of the other.
+    """Kernel (D, classes) and bias (classes,) of a head whose softmax is as sure as it is right: the regularisation,
+    and the temperature that scores are divided by, are the likeliest for one half of the images by the head of the
+    other.
     """
     order = np.random.default_rng(0).permutation(len(x))
     fitted, others = order[::2], order[1::2]

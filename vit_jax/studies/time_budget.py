@@ -5,7 +5,6 @@ trained on or smaller ones.
 import dataclasses
 from collections.abc import Sequence
 
-from vit_jax.base import durations
 from vit_jax.base.sizes import Size
 from vit_jax.studies.linear_head import Speed
 
@@ -36,10 +35,9 @@ class Way:
     seconds: float
 
     def text(self) -> str:
-        """'whole model at 160 px, 120 steps: 3.1 min'."""
+        """'whole model at 160 px, 120 steps'."""
         steps = f", {self.steps:,} steps" if self.steps else ""
-        seconds = durations.duration_text(self.seconds)
-        return f"{self.kind} at {self.image_size} px{steps}: {seconds}"
+        return f"{self.kind} at {self.image_size} px{steps}"
 
 
 def smaller_size(size: Size, patch: int | None) -> int | None:
@@ -58,9 +56,10 @@ def ways(
     batch_size: int,
     steps: int,
     seconds: float,
+    fewest: int = FEWEST,
     with_head: bool = True,
 ) -> list[Way]:
-    """All ways, the best last: each trains as many of the recipe's steps as fit, or `FEWEST` if fewer do.
+    """All ways, the best last: each trains as many of the recipe's steps as fit, or `fewest` if fewer do.
 
     Args:
       speed: of features of images of `sizes[-1]` pixels.
@@ -68,6 +67,7 @@ def ways(
       images, held_out: of the set.
       batch_size, steps: of the recipe.
       seconds: that there are.
+      fewest: steps that are worth the while.
       with_head: whether there are weights whose features a head may have.
     """
     head = _MARGIN * speed.seconds_each * (images + held_out)
@@ -78,7 +78,7 @@ def ways(
         of_step = _MARGIN * _STEP * each * batch_size
         before = starting + (head if with_head else 0.0)
         fitting = int((seconds - before) / of_step)
-        chosen = max(min(steps, fitting), min(steps, FEWEST))
+        chosen = max(min(steps, fitting), min(steps, fewest))
         results.append(Way(WHOLE, size, chosen, before + of_step * chosen))
     return results
 
