@@ -301,11 +301,13 @@ def test_a_folder_of_images_trains_with_nothing_else_edited_and_imports_no_other
     )
     process = subprocess.run(
         [sys.executable, "-c", script, *photos, f"--workdir={tmp_path}/run", "--config.data.holdout=0.3",
-         "--config.log.tensorboard=True"],
+         "--config.log.tensorboard=True", "--report"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     assert vit_jax.load_run(tmp_path / "run").classes == ("cat", "dog")
+    page = (tmp_path / "run/report/report.html").read_text("utf-8")
+    assert "held-out images are classified correctly" in page and "training loss" in page.lower()
 
 
 def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, caplog):

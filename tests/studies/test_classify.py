@@ -185,6 +185,20 @@ def test_what_cannot_be_classified_is_refused(tmp_path, weights):
         classify.classify(tmp_path / "photos", tmp_path / "out", weights=str(tmp_path / "nothing"))
 
 
+def test_without_a_network_published_weights_are_none_and_named_ones_an_error(monkeypatch, caplog):
+    def unreachable(name):
+        raise CheckpointError(f"{name}: the hub cannot be reached")
+
+    monkeypatch.setattr(classify.formats, "read_checkpoint", unreachable)
+    monkeypatch.setattr(classify, "_is_time_for_small", lambda *_: False)
+    assert classify._weights(classify.AUTO, [], None, 60) == ("", 0)
+    assert (
+        "a small model is trained from scratch" in caplog.text and "--weights=FILE" in caplog.text
+    )
+    with pytest.raises(CheckpointError, match="hub cannot be reached"):
+        classify._weights("vit_small_patch16_224.dino", [], None, 60)
+
+
 def test_what_fits_the_time_is_chosen():
     speed = Speed(seconds_each=0.02, compiling=1.0)
 

@@ -79,9 +79,12 @@ def classify(
       Interrupted: a signal came; the same command continues.
     """
     began = time.monotonic()
-    folder = outputs.make_folder(_outside(out, path), "--out")
+    path = places.absolute(os.fspath(path), "PHOTOS")
+    folder = outputs.make_folder(places.absolute(os.fspath(_outside(out, path)), "--out"), "--out")
+    if os.path.exists(weights):
+        weights = os.path.abspath(weights)
     asked = {
-        "photos": os.path.abspath(path),
+        "photos": path,
         "weights": weights,
         "seconds": seconds,
         "changes": list(map(list, changes)),
