@@ -101,6 +101,7 @@ WRONG = {
     "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
     "a recipe that lacks its checkpoint": (("--config=configs/digits_finetune.py",), "recipe starts from a checkpoint"),
     "and the same": (("--config=configs/finetune.py:cifar10",), "set --config.init_from=CHECKPOINT"),
+    "a report of no classifier": (("--config.objective.name=mae", "--report"), "--report is for classifiers"),
     "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
 }  # fmt: skip
 

@@ -136,15 +136,10 @@ def test_the_whole_model_trains_where_there_is_time_and_the_page_is_of_the_run(
 
 
 @pytest.mark.slow
-def test_two_thousand_files_of_a_phone(shared_data, tmp_path):
+def test_two_thousand_files_of_a_phone(shared_data, tmp_path, weights):
     photos = phone(shared_data, tmp_path / "photos", 2000, copies=100, twice=19, side=320)
-    deit = shared_data / "weights/deit_tiny_patch16_224_lnq.timm.safetensors"
-    changes = [("data.mean", "(0.485, 0.456, 0.406)"), ("data.std", "(0.229, 0.224, 0.225)")]
-    result = classify.classify(
-        photos, tmp_path / "out", seconds=1, weights=str(deit), changes=changes
-    )
+    result = classify.classify(photos, tmp_path / "out", seconds=1, weights=weights)
     check_findings(result["photos"], files=2000, copies=100, twice=19)
-    assert result["accuracy"] > 0.5
 
 
 def check_findings(found, *, files, copies, twice):

@@ -174,10 +174,10 @@ def _plan(
     sized, lasting = "data.image_size" in names, "duration" in names
     if images < 64:  # less than a batch
         given = [("batch_size", "16"), ("accumulate", "1"), *given]
-    found, size = _weights(weights, given, looked, seconds - (time.monotonic() - began))
-    recipe = _FINE_TUNED if found else _SCRATCH
-    if found:
-        given = [("init_from", found), *([("data.image_size", str(size))] if size else []), *given]
+    start, size = _weights(weights, given, looked, seconds - (time.monotonic() - began))
+    recipe = _FINE_TUNED if start else _SCRATCH
+    if start:
+        given = [("init_from", start), *([("data.image_size", str(size))] if size else []), *given]
     given = [*given, ("eval.batch_size", "32")]
     config = resolve(_changed(recipe, given))
     features = _features(config, looked)
@@ -194,14 +194,14 @@ def _plan(
     steps = durations.steps(config.duration, **sizes)
     options = time_budget.ways(
         speed,
-        [*([smaller] if smaller and found else []), size],
+        [*([smaller] if smaller and start else []), size],
         images=images,
         held_out=len(looked.test),
         batch_size=config.batch_size,
         steps=steps,
         fewest=steps if lasting else time_budget.FEWEST,
         seconds=left,
-        with_head=bool(found),
+        with_head=bool(start),
     )
     way = time_budget.choose(options, left)
     logging.info(
@@ -212,7 +212,7 @@ def _plan(
         chosen = "  <- chosen" if option == way else ""
         logging.info("  %s: %s%s", option.text(), durations.duration_text(option.seconds), chosen)
     accuracy = None
-    if found and (way.kind == HEAD or options[0].seconds <= _HEAD_SHARE * left):
+    if start and (way.kind == HEAD or options[0].seconds <= _HEAD_SHARE * left):
         accuracy = _head(features, folder / "head")
     if way.kind == HEAD and accuracy is None:
         way = next(option for option in options if option.kind == WHOLE)
@@ -222,7 +222,7 @@ def _plan(
         "text": way.text(),
         "recipe": recipe,
         "settings": [*given, ("data.image_size", str(way.image_size)), *duration],
-        "weights_used": found or "none: trained from scratch",
+        "weights_used": start or "none: trained from scratch",
         "options": [[option.text(), durations.duration_text(option.seconds)] for option in options],
         "head_accuracy": accuracy,
     }
@@ -313,7 +313,7 @@ def _text(value: object) -> str:
 def _commands(kept: dict, folder: epath.Path, best: epath.Path, data: Settings) -> str:
     """A script of the commands that do the same by hand."""
     best_path = shlex.quote(str(best))
-    lines = ["# What 'vit_jax classify' ran, to go on by hand.", ""]
+    lines = ["# What 'vit_jax classify' ran, to continue by hand.", ""]
     if kept["kind"] == WHOLE:
         fields = [
             f"--config.{name}={value}" for name, value in dict(map(tuple, kept["settings"])).items()
@@ -366,7 +366,7 @@ def _write_page(
         names = {"head": HEAD, "run": WHOLE}
         rows = [[names[where.name], f"{value:.1%}"] for where, value in accuracies.items()]
         page.table([["trained", "accuracy on held-out photos"], *rows])
-        page.heading("Go on by hand")
+        page.heading("Continue by hand")
         page.commands(commands)
 
     if best.name == "run":

@@ -84,24 +84,24 @@ class Photos:
 
     def lines(self) -> list[str]:
         """What was found, a sentence each, the numbers first."""
-        found, classes = self.findings, len(self.classes)
+        findings, classes = self.findings, len(self.classes)
         lines = [
             f"{len(self.train) + len(self.test):,} images of {classes:,} classes: {len(self.train):,} to learn from, "
             f"{len(self.test):,} held out to measure accuracy"
         ]
-        if found is None:
+        if findings is None:
             lines.append(
                 "files and copies are not examined here: the images are not files on a disk"
             )
         else:
-            heic = [path for path in found.problems if path.lower().endswith((".heic", ".heif"))]
+            heic = [path for path in findings.problems if path.lower().endswith((".heic", ".heif"))]
             of_heic = f" ({len(heic):,} HEIC)" if heic else ""
-            across = sum(map(len, found.leaks.values()))
+            across = sum(map(len, findings.leaks.values()))
             lines += [
-                f"{len(found.problems):,} cannot be read{of_heic} and are passed over",
-                f"{found.copied:,} are copies of others, byte for byte; "
+                f"{len(findings.problems):,} cannot be read{of_heic} and are passed over",
+                f"{findings.copied:,} are copies of others, byte for byte; "
                 f"{across:,} of the held-out images are copies of images to learn from",
-                f"{len(found.conflicting):,} images have several labels, one for each copy",
+                f"{len(findings.conflicting):,} images have several labels, one for each copy",
             ]
         lines.append(
             f"{len(self.tiny):,} classes have fewer than {TINY} images: {_named(self.tiny)}"
