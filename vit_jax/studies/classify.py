@@ -96,18 +96,30 @@ def classify(
         logging.info("%s: %s", path, line)
     photos.write(looked, folder / "photos.json")
     data = [(f"data.{name}", _text(getattr(looked.data, name))) for name in _OF_DATA]
+    features = None
     if kept is None:
-        kept = asked | _plan(looked, [*data, *given], weights, seconds, began, folder)
-        places.write_whole(folder / _PLAN, json.dumps(kept, indent=1) + "\n")
-    accuracies = {}
-    if kept["head_accuracy"] is not None:
-        accuracies[folder / "head"] = kept["head_accuracy"]
+        chosen, features = _plan(looked, [*data, *given], weights, seconds, began)
+        kept = asked | chosen
+        _keep(kept, folder)
+    if kept["fit_head"] and kept["head_accuracy"] is None:
+        places.remove(folder / "head")  # what an earlier start began
+        features = features or _features(resolve(_changed(_FINE_TUNED, kept["measured"])), looked)
+        kept["head_accuracy"] = linear_head.fit_head(features, folder / "head")
+        logging.info(
+            "a linear head on the features: accuracy %.1f%% on %s held-out photos",
+            100 * kept["head_accuracy"], f"{len(looked.test):,}",
+        )  # fmt: skip
+        _keep(kept, folder)
+    features = None  # and the memory of its model
+    best, accuracies = folder / "head", {HEAD: kept["head_accuracy"]}
     if kept["kind"] == WHOLE:
-        config = _changed(kept["recipe"], kept["settings"])
-        accuracies[folder / "run"] = loop.train(config, folder / "run")["accuracy"]
-    # Of equal ones the trained one, which comes last.
-    best = max(reversed(accuracies), key=accuracies.get)
-    metrics = judged.judge(best, data if best.name == "head" else ())
+        loop.train(_changed(kept["recipe"], kept["settings"]), folder / "run")
+        metrics = judged.judge(folder / "run")
+        accuracies[WHOLE] = metrics["accuracy"]
+        if accuracies[WHOLE] >= (accuracies[HEAD] or 0.0):
+            best = folder / "run"
+    if best.name == "head":
+        metrics = judged.judge(best, data)
     spent = time.monotonic() - began
     commands = _commands(kept, folder, best, data)
     places.write_whole(folder / _COMMANDS, commands)
@@ -153,6 +165,11 @@ def _kept(folder: epath.Path, asked: dict) -> dict | None:
     """What an earlier start of the same command chose."""
     kept = places.read_json(folder / _PLAN)
     if kept is None:
+        for name in ("head", "run"):
+            if (folder / name).exists():
+                raise ConfigError(
+                    f"--out={folder} has something called {name} already: name another folder"
+                )
         return None
     for name, value in asked.items():
         if kept.get(name) != value:
@@ -164,11 +181,15 @@ def _kept(folder: epath.Path, asked: dict) -> dict | None:
     return kept
 
 
+def _keep(kept: dict, folder: epath.Path) -> None:
+    places.write_whole(folder / _PLAN, json.dumps(kept, indent=1) + "\n")
+
+
 def _plan(
-    looked: Photos, given: Settings, weights: str, seconds: float, began: float, folder: epath.Path
-) -> dict:
-    """Chooses weights and the way, and fits the head, if there is one. As JSON: `kind`, `text`, `recipe`, `settings`,
-    `weights_used`, `options` (each way in words), `head_accuracy`.
+    looked: Photos, given: Settings, weights: str, seconds: float, began: float
+) -> tuple[dict, linear_head.FeaturesOf]:
+    """Chooses weights and the way. As JSON: `kind`, `text`, `recipe` and `settings` of the training, `weights_used`,
+    `options` (each way in words and its time), `measured` (the settings of the features), `fit_head`, `head_accuracy`.
     """
     images, names = len(looked.train), dict(given)
     sized, lasting = "data.image_size" in names, "duration" in names
@@ -190,6 +211,7 @@ def _plan(
         else time_budget.smaller_size(size, getattr(features.model.config, "patch", None))
     )
     left = seconds - (time.monotonic() - began)
+    with_head = bool(start) and linear_head.has_dense_head(features.model)
     sizes = {"batch_size": config.batch_size, "examples_per_epoch": images}
     steps = durations.steps(config.duration, **sizes)
     options = time_budget.ways(
@@ -201,7 +223,7 @@ def _plan(
         steps=steps,
         fewest=steps if lasting else time_budget.FEWEST,
         seconds=left,
-        with_head=bool(start),
+        with_head=with_head,
     )
     way = time_budget.choose(options, left)
     logging.info(
@@ -211,21 +233,20 @@ def _plan(
     for option in options:
         chosen = "  <- chosen" if option == way else ""
         logging.info("  %s: %s%s", option.text(), durations.duration_text(option.seconds), chosen)
-    accuracy = None
-    if start and (way.kind == HEAD or options[0].seconds <= _HEAD_SHARE * left):
-        accuracy = _head(features, folder / "head")
-    if way.kind == HEAD and accuracy is None:
-        way = next(option for option in options if option.kind == WHOLE)
+    is_quick = way.kind == HEAD or options[0].seconds <= _HEAD_SHARE * left
     duration = () if lasting else [("duration", f"{way.steps} steps")]
-    return {
+    plan = {
         "kind": way.kind,
         "text": way.text(),
         "recipe": recipe,
         "settings": [*given, ("data.image_size", str(way.image_size)), *duration],
         "weights_used": start or "none: trained from scratch",
         "options": [[option.text(), durations.duration_text(option.seconds)] for option in options],
-        "head_accuracy": accuracy,
+        "measured": given,
+        "fit_head": with_head and is_quick,
+        "head_accuracy": None,
     }
+    return plan, features
 
 
 def _weights(weights: str, given: Settings, looked: Photos, seconds: float) -> tuple[str, int]:
@@ -279,18 +300,6 @@ def _features(config: Config, looked: Photos) -> linear_head.FeaturesOf:
         config.model.name, image_size=config.data.image_size, **given | {"num_classes": classes}
     )
     return linear_head.FeaturesOf(config, linear_head.untrained(model_config))
-
-
-def _head(features: linear_head.FeaturesOf, path: epath.Path) -> float | None:
-    """The accuracy of a linear head, written to `path`; `None` where the model takes none."""
-    try:
-        accuracy = linear_head.fit_head(features, path)
-    except ConfigError as error:
-        logging.info("no linear head is fitted: %s", error)
-        return None
-    where = f"{len(features.test):,} held-out photos"
-    logging.info("a linear head on the features: accuracy %.1f%% on %s", 100 * accuracy, where)
-    return accuracy
 
 
 def _changed(recipe: str, given: Sequence[Sequence[str]]) -> ConfigDict:
@@ -349,7 +358,7 @@ def _write_page(
     kept: dict,
     folder: epath.Path,
     best: epath.Path,
-    accuracies: dict[epath.Path, float],
+    accuracies: dict[str, float | None],
     commands: str,
     spent: float,
 ) -> None:
@@ -363,8 +372,7 @@ def _write_page(
             f"Weights: {kept['weights_used']}. Chosen: {kept['text']}; all took {durations.duration_text(spent)}."
         )
         page.table([["way", "time here"], *kept["options"]])
-        names = {"head": HEAD, "run": WHOLE}
-        rows = [[names[where.name], f"{value:.1%}"] for where, value in accuracies.items()]
+        rows = [[kind, f"{value:.1%}"] for kind, value in accuracies.items() if value is not None]
         page.table([["trained", "accuracy on held-out photos"], *rows])
         page.heading("Continue by hand")
         page.commands(commands)

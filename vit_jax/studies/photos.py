@@ -145,14 +145,13 @@ def look(path: epath.PathLike, data: Data) -> Photos:
       ConfigError: there is no such folder, the images have no labels or several each, or there are not two classes.
     """
     data = sources.locate(os.fspath(path), data)
+    _check_labels(path, data)
     data_set = sources.open_data_set(data)
-    train, test = data_set.open(data.train_split), data_set.open(data.eval_split)
-    if not train.classes or train.multi_label:
-        has = "several labels each" if train.multi_label else "no labels"
+    if data_set.sizes.get(data.eval_split) == 0:
         raise ConfigError(
-            f"{path}: the images have {has}, and classify expects one: put the images of each class into a folder of "
-            "its name, or write a CSV file of path,label"
+            f"{path}: no image can be held out to measure accuracy: a class needs two images, better ten"
         )
+    train, test = data_set.open(data.train_split), data_set.open(data.eval_split)
     if len(train.classes) < 2:
         raise ConfigError(f"{path}: all images are of one class, {train.classes[0]!r}: add another")
     counts = {name: [0, 0] for name in train.classes}
@@ -173,6 +172,23 @@ def look(path: epath.PathLike, data: Data) -> Photos:
         folder.unread_files(epath.Path(data.path)) if is_folder else (),
         _hidden(data.path) if is_folder else 0,
     )
+
+
+def _check_labels(path: epath.PathLike, data: Data) -> None:
+    """Raises `ConfigError` unless each image has one label. Opening the set as it is asked for would only say that
+    nothing can be held out by class.
+    """
+    try:
+        by_name = dataclasses.replace(data, holdout_by="file", examine=False)
+        source = sources.open_data_set(by_name).open(data.train_split)
+    except ConfigError:  # of what is examined, such as an empty folder; other errors come again
+        return
+    if not source.classes or source.multi_label:
+        has = "several labels each" if source.multi_label else "no labels"
+        raise ConfigError(
+            f"{path}: the images have {has}, and classify expects one: put the images of each class into a folder of "
+            "its name, or write a CSV file of path,label"
+        )
 
 
 def _readable_labels(source: Source) -> Iterator[int]:

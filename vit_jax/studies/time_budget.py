@@ -40,9 +40,9 @@ class Way:
         return f"{self.kind} at {self.image_size} px{steps}"
 
 
-def smaller_size(size: Size, patch: int | None) -> int | None:
+def smaller_size(size: Size, patch: object) -> int | None:
     """A side for half of the patches; `None` of images that are small already, or not square."""
-    if not isinstance(size, int) or not patch or size < 12 * patch:
+    if not isinstance(size, int) or not isinstance(patch, int) or size < 12 * patch:
         return None
     return patch * round(_SMALLER * size / patch)
 
