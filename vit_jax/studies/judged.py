@@ -18,7 +18,7 @@ from vit_jax.pictures.page import Page
 from vit_jax.prediction import overrides
 
 FOLDER = "judged"
-_PAIRS = 20  # of classes that are confused, in the table
+_PAIRS = 10  # of classes that are confused, in the table
 _CALIBRATED = 200  # images, of fewer the curve of probabilities is noise
 
 

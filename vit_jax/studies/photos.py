@@ -21,7 +21,7 @@ from vit_jax.data.sources.trees import tree_at
 from vit_jax.pictures.page import Page
 
 TINY = 10  # a class of fewer images is reported
-_SHOWN = 200  # lines of a table of the page
+_SHOWN = 30  # lines of a table of the page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,43 +83,47 @@ class Photos:
         }
 
     def lines(self) -> list[str]:
-        """What was found, a sentence each, the numbers first."""
-        findings, classes = self.findings, len(self.classes)
+        """What was found, each in a line with its number."""
+        findings, tiny = self.findings, self.tiny
         lines = [
-            f"{len(self.train) + len(self.test):,} images of {classes:,} classes: {len(self.train):,} to learn from, "
-            f"{len(self.test):,} held out to measure accuracy"
+            f"{len(self.train) + len(self.test):,} images of {len(self.classes):,} classes: {len(self.train):,} to "
+            f"learn from, {len(self.test):,} held out to measure accuracy"
         ]
+        numbers = {}
         if findings is None:
-            lines.append(
-                "files and copies are not examined here: the images are not files on a disk"
-            )
+            lines.append("files and copies are not examined: the images are not files on a disk")
         else:
             heic = [path for path in findings.problems if path.lower().endswith((".heic", ".heif"))]
-            of_heic = f" ({len(heic):,} HEIC)" if heic else ""
+            numbers |= {
+                "images that cannot be read, and are passed over": findings.problems,
+                "of these HEIC": heic,
+                "images with several labels, one for each copy": findings.conflicting,
+            }
             across = sum(map(len, findings.leaks.values()))
-            lines += [
-                f"{len(findings.problems):,} cannot be read{of_heic} and are passed over",
-                f"{findings.copied:,} are copies of others, byte for byte; "
-                f"{across:,} of the held-out images are copies of images to learn from",
-                f"{len(findings.conflicting):,} images have several labels, one for each copy",
-            ]
-        lines.append(
-            f"{len(self.tiny):,} classes have fewer than {TINY} images: {_named(self.tiny)}"
-        )
-        lines.append(
-            f"{len(self.empty):,} folders have no images and are no classes: {_named(self.empty)}"
-        )
-        lines.append(
-            f"{len(self.others):,} other files are no images: {_named([n for n, _ in self.others])}"
-        )
-        lines.append(f"{self.hidden:,} hidden files are passed over")
-        return [line.removesuffix(": ") for line in lines if not line.startswith("0 ")]
+            lines.append(
+                f"copies of others, byte for byte: {findings.copied:,}; held-out images that are copies of images to "
+                f"learn from: {across:,}"
+            )
+        numbers |= {
+            f"classes with fewer than {TINY} images": tiny,
+            "folders without images, which are no classes": self.empty,
+            "files that are no images": [name for name, _ in self.others],
+        }
+        for what, entries in numbers.items():
+            if entries:
+                lines.append(f"{what}: {len(entries):,}{_named(entries)}")
+        if self.hidden:
+            lines.append(f"hidden files, such as a Mac's ._IMG.jpg: {self.hidden:,}")
+        return lines
 
     def add_to_page(self, page: Page) -> None:
         """Appends what was found to a page."""
         page.heading("The photos")
         for line in self.lines():
             page.text(line[0].upper() + line[1:] + ".")
+        rows = [[name, f"{a:,}", f"{b:,}"] for name, (a, b) in self.counts.items()]
+        rows.sort(key=lambda row: -int(row[1].replace(",", "")))
+        _add_table(page, "Images of each class", ["class", "to learn from", "held out"], rows)
         if self.findings:
             problems = [[readable(path), why] for path, why in self.findings.problems.items()]
             conflicts = [[text] for text in examined.conflicts(self.findings, self.classes)]
@@ -129,9 +133,6 @@ class Photos:
             _add_table(page, "Files that cannot be read", ["file", "why"], problems)
             _add_table(page, "Images with several labels", ["file (class)"], conflicts)
             _add_table(page, "Copies", ["files that are the same"], copies)
-        rows = [[name, f"{a:,}", f"{b:,}"] for name, (a, b) in self.counts.items()]
-        rows.sort(key=lambda row: -int(row[1].replace(",", "")))
-        _add_table(page, "Images of each class", ["class", "to learn from", "held out"], rows)
 
 
 def look(path: epath.PathLike, data: Data) -> Photos:
@@ -226,9 +227,10 @@ def _hidden(root: str) -> int:
     return sum(name.startswith(".") for name in names)
 
 
-def _named(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+def _named(entries: Iterable, most: int = 5) -> str:
+    """' (a, b, …)' of names; '' of what has none."""
+    names = [readable(entry) for entry in entries if isinstance(entry, str)]
+    return f" ({', '.join(names[:most])}{', …' if len(names) > most else ''})" if names else ""
 
 
 def _add_table(page: Page, title: str, header: list[str], rows: list[list[str]]) -> None:
