@@ -228,7 +228,7 @@ def _plan(
     way = time_budget.choose(options, left)
     logging.info(
         "%s are left. What there is, and how long it takes here (features of %.3g images a second):",
-        durations.duration_text(left), 1 / speed.seconds_each,
+        durations.duration_text(max(left, 0.0)), 1 / speed.seconds_each,
     )  # fmt: skip
     for option in options:
         chosen = "  <- chosen" if option == way else ""
@@ -274,17 +274,23 @@ def _weights(weights: str, given: Settings, looked: Photos, seconds: float) -> t
 
 
 def _is_time_for_small(given: Settings, looked: Photos, seconds: float) -> bool:
-    """Whether a ViT-S/16 trains here in the time that there is, by features of a ViT-Ti/16, a quarter of its work."""
-    config = resolve(
-        _changed(_SCRATCH, [*given, ("data.image_size", "224"), ("eval.batch_size", "16")])
-    )
+    """Whether a ViT-S/16 trains here on 224 pixels in the time that there is, by features of the smaller model that is
+    trained from scratch.
+    """
+    data = [(name, value) for name, value in given if name.removeprefix("data.") in _OF_DATA]
+    config = resolve(_changed(_SCRATCH, [*data, ("eval.batch_size", "16")]))
     speed = _features(config, looked).time()
-    slower = dataclasses.replace(speed, seconds_each=4 * speed.seconds_each)
-    fewest = time_budget.FEWEST
-    way = time_budget.ways(
-        slower, [224], images=len(looked.train), held_out=len(looked.test), batch_size=64, steps=fewest, seconds=seconds
-    )[-1]  # fmt: skip
-    return way.seconds <= seconds
+    work = 4 * (224 / config.data.image_size) ** 2  # of a ViT-S/16: twice as wide, on more patches
+    ways = time_budget.ways(
+        dataclasses.replace(speed, seconds_each=work * speed.seconds_each),
+        [224],
+        images=len(looked.train),
+        held_out=len(looked.test),
+        batch_size=64,
+        steps=time_budget.FEWEST,
+        seconds=seconds,
+    )
+    return ways[-1].seconds <= seconds
 
 
 def _features(config: Config, looked: Photos) -> linear_head.FeaturesOf:

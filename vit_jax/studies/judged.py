@@ -60,6 +60,10 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
         page.text(line, large=number == 0)
     if rows:
         page.table(_class_rows(rows))
+        page.text(
+            "Recall is the share of a class's images that are recognised, precision the share of the answers with this "
+            "class that are right."
+        )
         page.heading("Which classes are taken for which")
         pairs = _confused_rows(folder)
         if len(pairs) > 1:
@@ -95,7 +99,7 @@ def _accuracy_lines(metrics: dict[str, float], rows: list[dict[str, str]]) -> li
 def _class_rows(rows: list[dict[str, str]]) -> list[list[str]]:
     """Of each class its held-out images, and how many are found; the worst first."""
     rows = sorted(rows, key=lambda row: (not int(row["examples"]), float(row["recall"])))
-    table = [["class", "held-out images", "of these found", "of those called so, right"]]
+    table = [["class", "held out", "recall", "precision"]]
     for row in rows:
         known = int(row["examples"]) > 0
         table.append(
