@@ -103,7 +103,7 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     """By the name of the file: a heading, and the picture."""
     pictures = {
         "steps_to_target": ("Steps to the target", figures.steps_to_target(comparison)),
-        "by_setting": ("By setting", figures.by_setting(comparison)),
+        "by_setting": ("By setting", _by_setting(comparison)),
     }
     for name, image in figures.over_field(comparison).items():
         pictures[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
@@ -135,6 +135,11 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     return {name: (head, image) for name, (head, image) in pictures.items() if image is not None}
 
 
+def _by_setting(comparison: Comparison) -> Image.Image | None:
+    """None of a single run, which would be a single dot."""
+    return figures.by_setting(comparison) if len(comparison.runs) > 1 else None
+
+
 def _summary(comparison: Comparison) -> list[str]:
     """Sentences above the table."""
     count, groups = len(comparison.runs), len(comparison.groups)
@@ -152,7 +157,7 @@ def _summary(comparison: Comparison) -> list[str]:
         few = [compare.in_words(other) for other in few]
         verb = "changes" if len(few) == 1 else "change"
         lines.append(f"Together with {compare.in_words(name)} {verb} {', '.join(few)}.")
-    if comparison.metric:
+    if comparison.metric and count > 1:
         lines.append(
             f"{comparison.metric} is that of the last evaluation; means, ranges and standard deviations "
             "(n - 1) are over the seeds of runs that are done, or, where none is, of all."
