@@ -13,6 +13,7 @@ from PIL import Image
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
+from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.sources import examined, fingerprint, stored_index
 
@@ -119,6 +120,18 @@ def test_no_copy_is_on_the_other_side(phone, by):
         for split in ("train", "test")
     }
     assert set(apart["train"].values()) & set(apart["test"].values())  # so they were by name
+
+
+def test_a_prepared_set_may_hold_out_by_content_too(phone):
+    prepare(str(phone), str(phone.parent / "set"), holdout=0.5, examine=True)
+    prepared = Data(name="prepared", path=str(phone.parent / "set"))
+    train, test = (sources.open_source(prepared, split) for split in ("train", "test"))
+    assert not {train[i].image for i in range(len(train))} & {
+        test[i].image for i in range(len(test))
+    }
+    examined_sides = sources.open_source(data(phone, holdout=0.5), "test")
+    names = {test[i].name.partition(", ")[2] for i in range(len(test))}
+    assert names and names <= {*examined_sides.paths}
 
 
 def test_more_images_move_none_and_neither_do_other_names(phone):
