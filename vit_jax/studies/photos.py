@@ -145,7 +145,7 @@ def look(path: epath.PathLike, data: Data) -> Photos:
     Raises:
       ConfigError: there is no such folder, the images have no labels or several each, or there are not two classes.
     """
-    data = sources.locate(os.fspath(path), data)
+    data = sources.locate(os.fspath(path), data, "PHOTOS")
     _check_labels(path, data)
     data_set = sources.open_data_set(data)
     if data_set.sizes.get(data.eval_split) == 0:

@@ -84,7 +84,8 @@ def prepare(
       Locked: another process writes the same files.
     """
     held_out = {"holdout": holdout, "holdout_by": holdout_by, "examine": examine}
-    config_data = sources.locate(source, Data(path=data_dir, **held_out, **(features or {})))
+    given = Data(path=data_dir, **held_out, **(features or {}))
+    config_data = sources.locate(source, given, "SOURCE")
     if examine and config_data.name != "folder":
         raise ConfigError(
             f"--examine is for folders and lists of images on a disk, not for {source}"
