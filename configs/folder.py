@@ -19,6 +19,7 @@ from vit_jax.config import default_config
 def get_config():
     config = default_config()
     config.data.name = "folder"
+    config.data.examine, config.data.on_bad_image = True, "skip"
     config.data.image_size = 128
     config.data.crop_area = (0.2, 1.0)
     config.data.eval_resize = 146

@@ -53,6 +53,7 @@ OTHERS = {
 }
 # Of commands that cannot run here, only the flags are parsed.
 PARSED = {
+    "classify ": "trains; tests/studies/test_classify.py",
     "prepare cifar10": "downloads",
     "prepare oxford_iiit_pet": "downloads",
     "gram.py:cifar10": "needs CIFAR-10 as files; tests/test_experiments.py",

@@ -14,6 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.data import sources
 from vit_jax.data.options import Data
+from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.sources import examined, fingerprint, stored_index
 
@@ -122,6 +123,18 @@ def test_no_copy_is_on_the_other_side(phone, by):
     assert set(apart["train"].values()) & set(apart["test"].values())  # so they were by name
 
 
+def test_a_prepared_set_may_hold_out_by_content_too(phone):
+    prepare(str(phone), str(phone.parent / "set"), holdout=0.5, examine=True)
+    prepared = Data(name="prepared", path=str(phone.parent / "set"))
+    train, test = (sources.open_source(prepared, split) for split in ("train", "test"))
+    assert not {train[i].image for i in range(len(train))} & {
+        test[i].image for i in range(len(test))
+    }
+    examined_sides = sources.open_source(data(phone, holdout=0.5), "test")
+    names = {test[i].name.partition(", ")[2] for i in range(len(test))}
+    assert names and names <= {*examined_sides.paths}
+
+
 def test_more_images_move_none_and_neither_do_other_names(phone):
     before = {os.path.basename(p) for p in sources.open_source(data(phone), "test").paths}
     write(phone, {f"cat/more{i}.jpg": encoded(100 + i) for i in range(10)})
@@ -165,10 +178,12 @@ def test_too_many_or_by_default_any_are_an_error_before_the_first_step(phone, no
         sources.open_train(data(phone, holdout=0.0))
 
 
-def test_an_empty_class_is_refused_by_its_name(phone):
+def test_an_empty_class_is_none_and_named_or_refused_where_files_are_not_examined(phone, caplog):
     (phone / "bird").mkdir()
+    assert sources.open_train(data(phone)).classes == ("cat", "dog")
+    assert "1 folders have no images and are no classes: bird" in caplog.text
     with pytest.raises(ConfigError, match="bird has no images"):
-        sources.open_train(data(phone))
+        sources.open_train(data(phone, examine=False))
 
 
 def test_images_of_more_pixels_than_allowed_are_among_the_bad(phone):

@@ -101,6 +101,7 @@ WRONG = {
     "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
     "a recipe that lacks its checkpoint": (("--config=configs/digits_finetune.py",), "recipe starts from a checkpoint"),
     "and the same": (("--config=configs/finetune.py:cifar10",), "set --config.init_from=CHECKPOINT"),
+    "a report of no classifier": (("--config.objective.name=mae", "--report"), "--report is for classifiers"),
     "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
 }  # fmt: skip
 
@@ -287,6 +288,7 @@ def photos(tmp_path, compilation_cache):
         "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
         "--config.model.width=32", "--config.model.heads=2", "--config.model.mlp_dim=64",
         "--config.optim.warmup=1 steps", "--config.augment.randaugment_layers=0", "--config.log.tensorboard=False",
+        "--config.data.examine=False", "--config.data.on_bad_image=error",
         f"--config.compilation_cache={compilation_cache}",
     ]  # fmt: skip
 
@@ -301,11 +303,13 @@ def test_a_folder_of_images_trains_with_nothing_else_edited_and_imports_no_other
     )
     process = subprocess.run(
         [sys.executable, "-c", script, *photos, f"--workdir={tmp_path}/run", "--config.data.holdout=0.3",
-         "--config.log.tensorboard=True"],
+         "--config.log.tensorboard=True", "--report"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     assert vit_jax.load_run(tmp_path / "run").classes == ("cat", "dog")
+    page = (tmp_path / "run/report/report.html").read_text("utf-8")
+    assert "held-out images are classified correctly" in page and "training loss" in page.lower()
 
 
 def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, caplog):

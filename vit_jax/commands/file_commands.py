@@ -73,6 +73,11 @@ def prepare() -> None:
     flags.DEFINE_enum(
         "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
+    flags.DEFINE_bool(
+        "examine",
+        False,
+        "read a folder of images first: what is held out is chosen by content, copies together",
+    )
     flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
     features = {
         "image_feature": "TFDS: the feature with the image, if it is not called image",
@@ -121,6 +126,7 @@ def prepare() -> None:
             options=ShardOptions(FLAGS.max_side, FLAGS.quality, FLAGS.max_pixels),
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
+            examine=FLAGS.examine,
             data_dir=FLAGS.data_dir,
             features={flag: FLAGS[flag].value for flag in features},
             part=part,

@@ -17,6 +17,7 @@ COMMANDS: LazyTable[Callable[[], None]] = LazyTable(
     {
         "recipes": "vit_jax.commands.recipe_command:recipes",
         "tutorial": "vit_jax.commands.recipe_command:tutorial",
+        "classify": "vit_jax.commands.classify_command:classify",
         "train": "vit_jax.commands.run_commands:train",
         "sweep": "vit_jax.commands.run_commands:sweep",
         "vtab": "vit_jax.commands.run_commands:vtab",

@@ -18,19 +18,22 @@ FLAGS = flags.FLAGS
 
 
 def train() -> None:
-    """Train or fine-tune a model: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
+    """Train or fine-tune a model: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--report]
+    [--json].
 
     RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir continues.
     A recipe of several runs (experiments/…) trains one after the other, each in a folder of the workdir, and ends
-    with a report. With --dry_run nothing is trained: the resolved config is printed as a recipe that trains the
-    same, headed by its model, parameters, data and steps; with --topology=v5e:8x8 also whether it fits these devices,
-    and by a plan how long it takes on them.
+    with a report. With --report a run of a classifier ends with a page, WORKDIR/report/report.html: accuracy,
+    confusion with class names, the surest mistakes, and curves. With --dry_run nothing is trained: the resolved config
+    is printed as a recipe that trains the same, headed by its model, parameters, data and steps; with
+    --topology=v5e:8x8 also whether it fits these devices, and by a plan how long it takes on them.
     """
     settings = cli.define_config()
     flags.DEFINE_string(
         "workdir", None, "where checkpoints and logs go; a run found there is resumed"
     )
     flags.DEFINE_bool("dry_run", False, "print what would run, as a recipe, and train nothing")
+    flags.DEFINE_bool("report", False, "of a classifier: a page with accuracy, mistakes and curves")
     _define_target("with --dry_run: the devices that will train, ")
     cli.define_hosts()
     cli.parse_flags()
@@ -48,6 +51,8 @@ def train() -> None:
         _train_all(runs, elsewhere)
         return
     config = runs[""]
+    if FLAGS.report:
+        _check_classifies(config)
     if FLAGS.dry_run:
         from vit_jax.base import places
         from vit_jax.planning.dry_run import dry_run
@@ -66,12 +71,37 @@ def train() -> None:
         exit_codes.end_at_once_when_interrupted()
         cli.log_recipe(changes)
         result = train(config, FLAGS.workdir)
-        cli.print_result(
-            result,
-            f"trained {result['step']} steps, {next(iter(result))} "
-            f"{next(iter(result.values())):.4f}: {FLAGS.workdir}",
-            process,
+        name, value = next(iter(result.items()))
+        line = f"trained {result['step']} steps, {name} {value:.4f}: {FLAGS.workdir}"
+        if FLAGS.report:
+            result["report"] = _report_of(process)
+            line += f"\nreport: {result['report']}"
+        cli.print_result(result, line, process)
+
+
+def _check_classifies(config: "ConfigDict") -> None:
+    """Raises `flags.Error` if --report has nothing to measure."""
+    from vit_jax import objectives
+
+    kind, _ = objectives.find_objective(config.objective)
+    if kind.needs_masks or not kind.needs_labels:
+        raise flags.Error(
+            f"--report is for classifiers, and config.objective.name is {config.objective.name!r}: "
+            "'vit_jax report WORKDIR --out=DIR' draws its curves"
         )
+
+
+def _report_of(process: int) -> str:
+    """Measures the run that has just ended, and writes its page; its path."""
+    from vit_jax.checkpoints import storage
+    from vit_jax.studies import judged
+    from vit_jax.studies import report as reports
+
+    workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
+    judged.judge(workdir)
+    if process == 0:
+        reports.report([workdir], workdir / "report")
+    return str(workdir / "report" / "report.html")
 
 
 def _define_target(what: str = "") -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from vit_jax import objectives
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.evaluation import contract, measures
+from vit_jax.evaluation import contract, measures, mistakes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.pictures import style, tiles
@@ -23,6 +24,13 @@ _RANKED = ("accuracy", "accuracy_low", "accuracy_high", "top5_accuracy")
 _SINGLE = (
     "precision", "recall", "f1", "nll", "brier", "ece", "nll_scaled", "brier_scaled", "ece_scaled", "temperature",
 )  # fmt: skip
+# What is in the folder of the option `out`, beside its pictures.
+METRICS, CLASSES, CONFUSION, MISTAKES = (
+    "metrics.json",
+    "classes.csv",
+    "confusion.csv",
+    "mistakes.csv",
+)
 _LOGITS = 2**30  # kept at most, on each host
 _NAMED_CLASSES = 24  # in the picture of confusion
 
@@ -40,7 +48,10 @@ class ClassificationOptions(contract.EvaluatorOptions):
     out: str = option(
         "", "a folder for tables and pictures: classes.csv, confusion.csv, calibration.csv, …"
     )
-    images: bool = option(False, "with out: also images.csv, what is predicted for each image")
+    images: bool = option(
+        False,
+        "with out: also images.csv, what is predicted for each image, and the surest mistakes as pictures",
+    )
 
 
 class Classification(LogitsEvaluator):
@@ -92,9 +103,12 @@ class Classification(LogitsEvaluator):
             metrics["mean_average_precision"] = float(np.nanmean(precisions))
         else:
             metrics |= _single(logits, targets) | _calibration(logits, targets, kind)
+        metrics["examples"] = len(logits)
         if self.options.out and jax.process_index() == 0:
             self._write(logits, targets, indices, measures.probabilities(logits, kind))
-        return metrics | {"examples": len(logits)}
+            text = json.dumps(metrics, indent=1) + "\n"
+            places.write_whole(places.locate(self.options.out, _OUT) / METRICS, text)
+        return metrics
 
     def _write(
         self,
@@ -110,9 +124,9 @@ class Classification(LogitsEvaluator):
             pairs = measures.confusion(targets.argmax(-1), best, len(classes))
             columns = measures.by_class(pairs)
             rows = zip(classes, *columns.values(), strict=True)
-            _table(folder / "classes.csv", ("class", *columns), rows)
+            _table(folder / CLASSES, ("class", *columns), rows)
             rows = ((classes[t], classes[p], pairs[t, p]) for t, p in np.argwhere(pairs))
-            _table(folder / "confusion.csv", ("class", "predicted", "examples"), rows)
+            _table(folder / CONFUSION, ("class", "predicted", "examples"), rows)
             bins = measures.bins_of(probabilities, targets)
             edges = np.arange(1, measures.BINS + 1) / measures.BINS
             rows = zip(edges, *bins, strict=True)
@@ -120,11 +134,16 @@ class Classification(LogitsEvaluator):
             _table(folder / "calibration.csv", header, rows)
             _draw(folder, pairs, bins, classes)
         if self.options.images:
-            names = (self.source[int(place)].name for place in indices)
-            labels = (" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets)
+            names = [self.source[int(place)].name for place in indices]
+            labels = [" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets]
             sure = np.take_along_axis(probabilities, best[:, None], 1)[:, 0]
-            rows = zip(names, labels, (classes[c] for c in best), sure, strict=True)
-            _table(folder / "images.csv", ("image", "class", "predicted", "probability"), rows)
+            rows = list(zip(names, labels, (classes[c] for c in best), sure, strict=True))
+            header = ("image", "class", "predicted", "probability")
+            _table(folder / "images.csv", header, rows)
+            wrong = mistakes.surest_mistakes(targets, probabilities)
+            small = mistakes.write_pictures(folder, self.source, indices[wrong], self.config.data)
+            shown = ((*rows[row], picture) for row, picture in zip(wrong, small, strict=True))
+            _table(folder / MISTAKES, (*header, "picture"), shown)
 
 
 def _ranked(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:

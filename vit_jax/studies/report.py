@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from etils import epath
@@ -14,7 +14,7 @@ from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
-from vit_jax.studies import compare, figures, references, runs
+from vit_jax.studies import compare, figures, judged, references, runs
 from vit_jax.studies.compare import Comparison
 
 # Of all that runs log: what is drawn over the steps, and its axis.
@@ -30,12 +30,21 @@ _FOLLOWED_HEAD = "Evaluated beside the runs"
 _FOLLOWED_FIELDS = ("run", "evaluation", "step", "value", "best", "best_step")
 
 
-def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
-    """Writes OUT/report.html, `report.md`, `report.json` and the pictures.
+def report(
+    folders: Sequence[epath.PathLike],
+    out: epath.PathLike,
+    *,
+    title: str = "",
+    add: Callable[[Page], None] | None = None,
+) -> dict:
+    """Writes OUT/report.html, `report.md`, `report.json` and the pictures. The page of a single run that `judged.judge`
+    has measured begins with what that found.
 
     Args:
       folders: runs, sweeps, or folders of several.
       out: a folder, made if it is not there.
+      title: of the page.
+      add: appends further sections to the page, before the curves.
 
     Returns:
       `report`, `metric`, `varied`, `settings` (each with its `setting`, runs, `mean`, `low`, `high`,
@@ -66,7 +75,13 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
         result["beside"] = [dict(zip(_FOLLOWED_FIELDS, row, strict=True)) for row in followed]
     places.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
     places.write_whole(out / "report.md", _markdown(comparison, pictures))
-    places.write_whole(out / "report.html", _page(comparison, pictures).html())
+    page = Page(title or _title(comparison))
+    if len(comparison.runs) == 1 and len(folders) == 1 and judged.is_judged(folders[0]):
+        judged.add_to_page(page, folders[0])
+    if add:
+        add(page)
+    _add_comparison(page, comparison, pictures)
+    places.write_whole(out / "report.html", page.html())
     return result
 
 
@@ -88,7 +103,7 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     """By the name of the file: a heading, and the picture."""
     pictures = {
         "steps_to_target": ("Steps to the target", figures.steps_to_target(comparison)),
-        "by_setting": ("By setting", figures.by_setting(comparison)),
+        "by_setting": ("By setting", _by_setting(comparison)),
     }
     for name, image in figures.over_field(comparison).items():
         pictures[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
@@ -120,6 +135,11 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     return {name: (head, image) for name, (head, image) in pictures.items() if image is not None}
 
 
+def _by_setting(comparison: Comparison) -> Image.Image | None:
+    """None of a single run, which would be a single dot."""
+    return figures.by_setting(comparison) if len(comparison.runs) > 1 else None
+
+
 def _summary(comparison: Comparison) -> list[str]:
     """Sentences above the table."""
     count, groups = len(comparison.runs), len(comparison.groups)
@@ -137,7 +157,7 @@ def _summary(comparison: Comparison) -> list[str]:
         few = [compare.in_words(other) for other in few]
         verb = "changes" if len(few) == 1 else "change"
         lines.append(f"Together with {compare.in_words(name)} {verb} {', '.join(few)}.")
-    if comparison.metric:
+    if comparison.metric and count > 1:
         lines.append(
             f"{comparison.metric} is that of the last evaluation; means, ranges and standard deviations "
             "(n - 1) are over the seeds of runs that are done, or, where none is, of all."
@@ -145,11 +165,15 @@ def _summary(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _page(comparison: Comparison, pictures: dict) -> Page:
-    page = Page("How the runs compare")
+def _title(comparison: Comparison) -> str:
+    runs_compared = comparison.runs
+    return f"The run {runs_compared[0].name}" if len(runs_compared) == 1 else "How the runs compare"
+
+
+def _add_comparison(page: Page, comparison: Comparison, pictures: dict) -> None:
+    page.heading("Table")
     for line in _summary(comparison):
         page.text(line)
-    page.heading("Table")
     page.table(compare.rows(comparison))
     for head, image in pictures.values():
         page.heading(head)
@@ -163,11 +187,10 @@ def _page(comparison: Comparison, pictures: dict) -> Page:
         page.heading("Notes")
         for note in comparison.notes:
             page.text(note)
-    return page
 
 
 def _markdown(comparison: Comparison, pictures: dict) -> str:
-    parts = ["# How the runs compare", *_summary(comparison), markdown(compare.rows(comparison))]
+    parts = [f"# {_title(comparison)}", *_summary(comparison), markdown(compare.rows(comparison))]
     parts += [f"![{head}]({name}.png)" for name, (head, _) in pictures.items()]
     parts += ["## Runs", markdown(_runs(comparison))]
     for head, table in _further_tables(comparison).items():

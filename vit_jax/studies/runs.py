@@ -22,7 +22,15 @@ from vit_jax.recipes import user_files
 METRICS, RECIPE, RESULT, GOODPUT = "metrics.jsonl", "config.py", "result.json", "goodput.json"
 # Lines of training steps that are read of a run, spread over it: more would not be seen in a curve.
 _LINES = 2_000
-_BELOW_A_RUN = {"checkpoints", "tensorboard", "profile", "evaluations", "logs", "compiled"}
+_BELOW_A_RUN = {
+    "checkpoints",
+    "tensorboard",
+    "profile",
+    "evaluations",
+    "logs",
+    "compiled",
+    "judged",
+}
 # What `evaluate --follow` leaves beside a run.
 _FOLLOWED_FILES = "evaluations/*.jsonl"
 

@@ -53,6 +53,7 @@ def prepare(
     options: shards.ShardOptions = shards.AS_THEY_ARE,
     holdout: float = 0.1,
     holdout_by: str = "file",
+    examine: bool = False,
     data_dir: str = "",
     features: Mapping[str, str] | None = None,
     part: work.Part = (1, 1),
@@ -66,7 +67,7 @@ def prepare(
       num_shards: files per split; 0: one for every 4,096 examples.
       workers: threads; 0: one for every core.
       options: how images are stored.
-      holdout, holdout_by: the share of 'test' where the source has no splits, and how it is chosen;
+      holdout, holdout_by, examine: the share of 'test' where the source has no splits, and how it is chosen;
         see `table.hold_out`.
       data_dir: where TFDS keeps its data sets.
       features: of a TFDS data set, `image_feature`, `mask_feature` and `mask_table` of `config.data`.
@@ -82,8 +83,13 @@ def prepare(
       UserError: `out` cannot be written, or TFDS cannot prepare the data set.
       Locked: another process writes the same files.
     """
-    given = Data(path=data_dir, holdout=holdout, holdout_by=holdout_by, **(features or {}))
+    held_out = {"holdout": holdout, "holdout_by": holdout_by, "examine": examine}
+    given = Data(path=data_dir, **held_out, **(features or {}))
     config_data = sources.locate(source, given, "SOURCE")
+    if examine and config_data.name != "folder":
+        raise ConfigError(
+            f"--examine is for folders and lists of images on a disk, not for {source}"
+        )
     sources.check_features(config_data)
     if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
         _check_name(source)

@@ -101,6 +101,59 @@ def _too_large(sides: np.ndarray, config_data: Data) -> str:
     return ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What is wrong with the images of a data set.
+
+    Attributes:
+      images: how many there are, readable or not.
+      problems: path → why the file cannot be read.
+      copies: groups of (path, label) whose files are the same byte for byte, each of two at least.
+      conflicting: those of `copies` that have several labels.
+      leaks: split → (path, path of the training image) of its images that are training images, too.
+    """
+
+    images: int
+    problems: Mapping[str, str]
+    copies: Sequence[Sequence[tuple[str, Label]]]
+    conflicting: Sequence[Sequence[tuple[str, Label]]]
+    leaks: Mapping[str, Sequence[tuple[str, str]]]
+
+    @property
+    def copied(self) -> int:
+        """How many images are copies of others."""
+        return sum(map(len, self.copies)) - len(self.copies)
+
+
+def find_problems(
+    examined: Examined, splits: Mapping[str, Sequence[tuple[str, Label]]]
+) -> Findings:
+    """What is wrong with the images of a data set.
+
+    Args:
+      splits: per split the (path, label) of its examples.
+    """
+    marks = examined.marks
+    by_mark = collections.defaultdict(list)
+    for path, label in (row for rows in splits.values() for row in rows):
+        if path in marks:
+            by_mark[marks[path]].append((path, label))
+    copies = [group for group in by_mark.values() if len(group) > 1]
+    trained = {marks[path]: path for path, _ in splits.get("train", ()) if path in marks}
+    leaks = {
+        name: [(path, trained[marks[path]]) for path, _ in rows if marks.get(path) in trained]
+        for name, rows in splits.items()
+        if name != "train"
+    }
+    return Findings(
+        sum(map(len, splits.values())),
+        examined.problems,
+        copies,
+        [group for group in copies if len({label for _, label in group}) > 1],
+        leaks,
+    )
+
+
 def report(
     where: str,
     examined: Examined,
@@ -114,48 +167,41 @@ def report(
       splits: per split the (path, label) of its examples.
       classes: the label names.
     """
-    rows = [row for of_split in splits.values() for row in of_split]
-    if examined.problems:
-        why = [f"{readable(path)}: {why}" for path, why in examined.problems.items()]
-        _warn(f"{where}: {len(why):,} of {len(rows):,} images cannot be read: {_some(why)}")
-    groups = collections.defaultdict(list)
-    for path, label in rows:
-        if path in examined.marks:
-            groups[examined.marks[path]].append((path, label))
-    groups = [group for group in groups.values() if len(group) > 1]
-    if groups:
-        count = sum(map(len, groups)) - len(groups)
-        some = _some([_equal(group) for group in groups])
-        _warn(f"{where}: {count:,} images are copies of others, byte for byte: {some}")
-    conflicting = [group for group in groups if len({label for _, label in group}) > 1]
-    if conflicting:
-        count = sum(map(len, conflicting))
-        some = _some([_equal(group, classes) for group in conflicting])
+    findings = find_problems(examined, splits)
+    if findings.problems:
+        why = [f"{readable(path)}: {why}" for path, why in findings.problems.items()]
+        count = findings.images
+        _warn(f"{where}: {len(why):,} of {count:,} images cannot be read: {_some(why)}")
+    if findings.copies:
+        some = _some([_equal(group) for group in findings.copies])
+        _warn(f"{where}: {findings.copied:,} images are copies of others, byte for byte: {some}")
+    if findings.conflicting:
+        count = sum(map(len, findings.conflicting))
+        some = _some(conflicts(findings, classes))
         _warn(
-            f"{where}: {count:,} images, of which {len(conflicting):,} differ, have several labels, one for each "
-            f"copy, and at most one is right: {some}. Remove the wrong copies"
+            f"{where}: {count:,} images, of which {len(findings.conflicting):,} differ, have several labels, one for "
+            f"each copy, and at most one is right: {some}. Remove the wrong copies"
         )
-    _report_leaks(where, examined, splits)
-
-
-def _report_leaks(
-    where: str, examined: Examined, splits: Mapping[str, Sequence[tuple[str, Label]]]
-) -> None:
-    """Warns of images of other splits that are training images, too."""
-    trained = {examined.marks.get(path): path for path, _ in splits.get("train", ())}
-    for name, rows in splits.items():
-        copies = [
-            path for path, _ in rows if path in examined.marks and examined.marks[path] in trained
-        ]
-        if name != "train" and copies:
-            pairs = [(p, trained[examined.marks[p]]) for p in copies[: _LISTED + 1]]
-            some = _some(
-                [f"{readable(path)} = {readable(trained_path)}" for path, trained_path in pairs]
-            )
+    for name, pairs in findings.leaks.items():
+        if pairs:
+            some = _some([f"{readable(path)} = {readable(trained)}" for path, trained in pairs])
             _warn(
-                f"{where}: {len(copies):,} of {len(rows):,} images of {name!r} are copies of training images, so "
-                f"that accuracy on them says nothing of new ones: {some}. Remove them from one side"
+                f"{where}: {len(pairs):,} of {len(splits[name]):,} images of {name!r} are copies of training images, "
+                f"so that accuracy on them says nothing of new ones: {some}. Remove them from one side"
             )
+
+
+def report_empty(where: str, folders: Sequence[str]) -> None:
+    """Logs, once a process, which folders of classes have no images."""
+    _warn(
+        f"{where}: {len(folders):,} folders have no images and are no classes: {_some(folders)}. Remove them, or put "
+        "images into them before a run starts: its classes stay"
+    )
+
+
+def conflicts(findings: Findings, classes: Sequence[str]) -> list[str]:
+    """'a/1.jpg (cat) = b/1.jpg (dog)' of each image that has several labels."""
+    return [_equal(group, classes) for group in findings.conflicting]
 
 
 def _equal(group: Sequence[tuple[str, Label]], classes: Sequence[str] = ()) -> str:

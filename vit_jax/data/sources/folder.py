@@ -225,10 +225,10 @@ def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
         )
     names, members = (), {}
     for name in labelled:
-        of_split, members[name] = _class_folders(tree, name, names, unused)
+        of_split, members[name] = _class_folders(tree, name, names, unused, config_data)
         names = names or of_split
     if not labelled:
-        names, images = _class_folders(tree, "", (), unused)
+        names, images = _class_folders(tree, "", (), unused, config_data)
         inspected = _examined(tree, images, config_data)
         members = hold_out(images, config_data, where, examined=inspected)
     else:
@@ -279,9 +279,11 @@ def _unlabelled(tree: Tree, folder: str, unused: Unused) -> list[tuple[str, Labe
     return [(os.path.join(folder, name), None) for name in names]
 
 
-def _class_folders(tree: Tree, folder: str, names: tuple[str, ...], unused: Unused):
+def _class_folders(
+    tree: Tree, folder: str, names: tuple[str, ...], unused: Unused, config_data: Data
+):
     """The names of the class folders (those given, or the sub-folders), and (path from the root,
-    label) of all images in them.
+    label) of all images in them. Where files are examined, folders without images are no classes, and reported.
     """
     existing = tuple(tree.folders(folder))
     unknown = sorted(set(existing) - set(names)) if names else []
@@ -289,17 +291,21 @@ def _class_folders(tree: Tree, folder: str, names: tuple[str, ...], unused: Unus
         raise ConfigError(
             f"{tree.root / folder} has the class folder {unknown[0]!r}, which the training images lack"
         )
-    images = []
-    for label, name in enumerate(names or existing):
+    files_by_class = {}
+    for name in names or existing:
         there_is = tree.files_below(os.path.join(folder, name))
-        files = [file for file in there_is if unused.is_image(file)]
-        if not files and not names:
-            raise ConfigError(
-                f"{tree.root / folder / name} has no images ({', '.join(SUFFIXES)}); files that are not used: "
-                f"{unused.text() or 'none'}"
-            )
-        images += [(file, label) for file in files]
-    return names or existing, images
+        files_by_class[name] = [file for file in there_is if unused.is_image(file)]
+    empty = [] if names else [name for name, files in files_by_class.items() if not files]
+    if empty and (not config_data.examine or len(empty) == len(existing)):
+        raise ConfigError(
+            f"{tree.root / folder / empty[0]} has no images ({', '.join(SUFFIXES)}); files that are not used: "
+            f"{unused.text() or 'none'}"
+        )
+    if empty:
+        examined.report_empty(str(tree.root / folder), list(map(readable, empty)))
+    classes = tuple(name for name in files_by_class if name not in empty)
+    images = [(file, label) for label, name in enumerate(classes) for file in files_by_class[name]]
+    return classes, images
 
 
 def _is_image(name: str) -> bool:

@@ -1,0 +1,150 @@
+"""How good a run's classifier is on images that it has not learned from, as a part of a page: accuracy with class
+names and counts, which classes are confused, and the surest mistakes. `judge` measures it once the run is done and
+leaves it in the run's folder, where `report` finds it.
+"""
+
+import csv
+import os
+from collections.abc import Sequence
+
+from etils import epath
+from PIL import Image
+
+from vit_jax.base import places
+from vit_jax.evaluation import classification
+from vit_jax.evaluation.progress import with_progress
+from vit_jax.evaluation.run import evaluate_run
+from vit_jax.pictures.page import Page
+from vit_jax.prediction import overrides
+
+FOLDER = "judged"
+_PAIRS = 10  # of classes that are confused, in the table
+_CALIBRATED = 200  # images, of fewer the curve of probabilities is noise
+
+
+def judge(workdir: epath.PathLike, data: Sequence[tuple[str, str]] = ()) -> dict[str, float]:
+    """Measures a run's newest checkpoint, or a checkpoint of ours, into WORKDIR/judged.
+
+    Args:
+      data: fields of the config that say on which images, where the checkpoint is not of a run; see
+        `overrides.load_to_evaluate`.
+
+    Returns:
+      The metrics of the evaluator `classification`, without its prefix.
+
+    Raises:
+      ConfigError: the images have no labels, or the model has no head.
+    """
+    folder = places.locate(workdir) / FOLDER
+    # Process 0 alone writes, so the table may be written while others read it.
+    options = {"out": str(folder), "images": True, "prefix": "judged"}
+    changes = [*data, ("eval.evaluators", repr((("classification", options),)))]
+    run, config = overrides.load_to_evaluate(workdir, changes)
+    metrics, _ = evaluate_run(run, config, watch=with_progress)
+    return {name.removeprefix("judged/"): value for name, value in metrics.items()}
+
+
+def is_judged(workdir: epath.PathLike) -> bool:
+    """Whether a run's folder has what `judge` writes."""
+    return (epath.Path(workdir) / FOLDER / classification.METRICS).exists()
+
+
+def add_to_page(page: Page, workdir: epath.PathLike) -> None:
+    """Appends what `judge` found to a page."""
+    folder = epath.Path(workdir) / FOLDER
+    metrics = places.read_json(folder / classification.METRICS) or {}
+    page.heading("Accuracy")
+    classes = folder / classification.CLASSES
+    rows = _read(classes) if classes.exists() else []  # none of images with several labels
+    for number, line in enumerate(_accuracy_lines(metrics, rows)):
+        page.text(line, large=number == 0)
+    if rows:
+        page.table(_class_rows(rows))
+        page.text(
+            "Recall is the share of a class's images that are recognised, precision the share of the answers with this "
+            "class that are right."
+        )
+        page.heading("Which classes are taken for which")
+        pairs = _confused_rows(folder)
+        if len(pairs) > 1:
+            page.table(pairs)
+        else:
+            page.text("None is.", absent=True)
+        enough = metrics["examples"] >= _CALIBRATED
+        for name in ("confusion", "calibration") if enough else ("confusion",):
+            if (folder / f"{name}.png").exists():
+                with (folder / f"{name}.png").open("rb") as file:
+                    page.picture(Image.open(file).copy(), name)
+    if (folder / classification.MISTAKES).exists():
+        page.heading("The surest mistakes")
+        _add_mistakes(page, folder)
+
+
+def _accuracy_lines(metrics: dict[str, float], rows: list[dict[str, str]]) -> list[str]:
+    """The accuracy in sentences, the first of them short."""
+    count = int(metrics["examples"])
+    low, high = (f"{100 * metrics[name]:.1f}" for name in ("accuracy_low", "accuracy_high"))
+    right = round(metrics["accuracy"] * count)
+    lines = [
+        f"{metrics['accuracy']:.1%} of {count:,} held-out images are classified correctly ({right:,})",
+        f"95 % confidence interval: {low} % to {high} %; more images make it narrower.",
+    ]
+    if rows:
+        most = max(rows, key=lambda row: int(row["examples"]))
+        share = int(most["examples"]) / count
+        lines.append(f"Whoever always answers {most['class']!r} is right in {share:.1%}.")
+    return lines
+
+
+def _class_rows(rows: list[dict[str, str]]) -> list[list[str]]:
+    """Of each class its held-out images, and how many are found; the worst first."""
+    rows = sorted(rows, key=lambda row: (not int(row["examples"]), float(row["recall"])))
+    table = [["class", "held out", "recall", "precision"]]
+    for row in rows:
+        known = int(row["examples"]) > 0
+        table.append(
+            [row["class"], row["examples"], _share(row["recall"], known), _share(row["precision"])]
+        )
+    return table
+
+
+def _confused_rows(folder: epath.Path) -> list[list[str]]:
+    """The pairs of classes that are confused most."""
+    pairs = [row for row in _read(folder / classification.CONFUSION) if _is_wrong(row)]
+    pairs.sort(key=lambda row: -int(row["examples"]))
+    table = [["class", "taken for", "images"]]
+    return table + [[r["class"], r["predicted"], r["examples"]] for r in pairs[:_PAIRS]]
+
+
+def _add_mistakes(page: Page, folder: epath.Path) -> None:
+    rows = _read(folder / classification.MISTAKES)
+    if not rows:
+        page.text("There are none.", absent=True)
+        return
+    page.text(
+        "The most probable answers that are wrong come first. Look at their labels, too: some may be wrong."
+    )
+    pictures = []
+    for row in rows:
+        if row["picture"]:
+            is_label = (
+                f"{row['class']}, taken for {row['predicted']} ({_share(row['probability'])})"
+            )
+            content = (folder / row["picture"]).read_bytes()
+            pictures.append(
+                (content, f"{is_label}: {os.path.basename(row['image'])}", row["image"])
+            )
+    page.gallery(pictures)
+
+
+def _is_wrong(row: dict[str, str]) -> bool:
+    return row["class"] != row["predicted"]
+
+
+def _share(text: str, known: bool = True) -> str:
+    return f"{float(text):.0%}" if known else "-"
+
+
+def _read(path: epath.Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))

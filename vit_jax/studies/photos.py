@@ -1,0 +1,247 @@
+"""What is in a folder of labelled photos, found before anything is trained: how many of each class, on which side, and
+what is wrong with them.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from etils import epath
+
+from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
+from vit_jax.data import sources
+from vit_jax.data.options import Data
+from vit_jax.data.record import Source
+from vit_jax.data.sources import examined, folder
+from vit_jax.data.sources.table import label_at
+from vit_jax.data.sources.text import readable
+from vit_jax.data.sources.trees import tree_at
+from vit_jax.pictures.page import Page
+
+TINY = 10  # a class of fewer images is reported
+_SHOWN = 30  # lines of a table of the page
+
+
+@dataclasses.dataclass(frozen=True)
+class Photos:
+    """A set of labelled photos.
+
+    Attributes:
+      data: that section of the config, with the name and path of the set.
+      train, test: the images to learn from, and those that are held out.
+      counts: class → its images to learn from and held out that can be read.
+      findings: what is wrong with the images; `None` where files are not examined: in archives and buckets.
+      empty: folders of classes that have no images.
+      others: files that are no images, by what is known of them: (name, why).
+      hidden: how many files have names that begin with a dot, such as AppleDouble's.
+    """
+
+    data: Data
+    train: Source
+    test: Source
+    counts: dict[str, tuple[int, int]]
+    findings: examined.Findings | None
+    empty: Sequence[str]
+    others: Sequence[tuple[str, str]]
+    hidden: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The label names."""
+        return self.train.classes
+
+    @property
+    def tiny(self) -> dict[str, int]:
+        """The classes of fewer than `TINY` images, the smallest first."""
+        sizes = {name: sum(both) for name, both in self.counts.items()}
+        return {n: sizes[n] for n in sorted(sizes, key=sizes.get) if sizes[n] < TINY}
+
+    def describe(self) -> dict:
+        """As JSON: counts and lists of all that was found."""
+        description = {
+            "photos": self.data.path,
+            "classes": {name: list(both) for name, both in self.counts.items()},
+            "train": len(self.train),
+            "test": len(self.test),
+            "tiny_classes": self.tiny,
+            "empty_classes": list(self.empty),
+            "no_images": [list(pair) for pair in self.others],
+            "hidden_files": self.hidden,
+        }
+        if self.findings is None:
+            return description
+        names = [[readable(path) for path, _ in group] for group in self.findings.copies]
+        across = {name: list(map(list, pairs)) for name, pairs in self.findings.leaks.items()}
+        return description | {
+            "unreadable": {readable(p): why for p, why in self.findings.problems.items()},
+            "copies": names,
+            "copied": self.findings.copied,
+            "conflicting_labels": examined.conflicts(self.findings, self.classes),
+            "copies_across_sides": across,
+        }
+
+    def lines(self) -> list[str]:
+        """What was found, each in a line with its number."""
+        findings, tiny = self.findings, self.tiny
+        lines = [
+            f"{len(self.train) + len(self.test):,} images of {len(self.classes):,} classes: {len(self.train):,} to "
+            f"learn from, {len(self.test):,} held out to measure accuracy"
+        ]
+        numbers = {}
+        if findings is None:
+            lines.append("files and copies are not examined: the images are not files on a disk")
+        else:
+            heic = [path for path in findings.problems if path.lower().endswith((".heic", ".heif"))]
+            numbers |= {
+                "images that cannot be read, and are passed over": findings.problems,
+                "of these HEIC": heic,
+                "images with several labels, one for each copy": findings.conflicting,
+            }
+            across = sum(map(len, findings.leaks.values()))
+            lines.append(
+                f"copies of others, byte for byte: {findings.copied:,}; held-out images that are copies of images to "
+                f"learn from: {across:,}"
+            )
+        numbers |= {
+            f"classes with fewer than {TINY} images": tiny,
+            "folders without images, which are no classes": self.empty,
+            "files that are no images": [name for name, _ in self.others],
+        }
+        for what, entries in numbers.items():
+            if entries:
+                lines.append(f"{what}: {len(entries):,}{_named(entries)}")
+        if self.hidden:
+            lines.append(f"hidden files, such as a Mac's ._IMG.jpg: {self.hidden:,}")
+        return lines
+
+    def add_to_page(self, page: Page) -> None:
+        """Appends what was found to a page."""
+        page.heading("The photos")
+        for line in self.lines():
+            page.text(line[0].upper() + line[1:] + ".")
+        rows = [[name, f"{a:,}", f"{b:,}"] for name, (a, b) in self.counts.items()]
+        rows.sort(key=lambda row: -int(row[1].replace(",", "")))
+        _add_table(page, "Images of each class", ["class", "to learn from", "held out"], rows)
+        if self.findings:
+            problems = [[readable(path), why] for path, why in self.findings.problems.items()]
+            conflicts = [[text] for text in examined.conflicts(self.findings, self.classes)]
+            copies = [
+                [" = ".join(readable(path) for path, _ in group)] for group in self.findings.copies
+            ]
+            _add_table(page, "Files that cannot be read", ["file", "why"], problems)
+            _add_table(page, "Images with several labels", ["file (class)"], conflicts)
+            _add_table(page, "Copies", ["files that are the same"], copies)
+
+
+def look(path: epath.PathLike, data: Data) -> Photos:
+    """Reads all files of a set once, if they are on a disk, and says what is in it.
+
+    Args:
+      path: a folder of class folders, a list of files with labels, or what `vit_jax prepare` makes.
+      data: that section of the config, without the name and path of the set.
+
+    Raises:
+      ConfigError: there is no such folder, the images have no labels or several each, or there are not two classes.
+    """
+    data = sources.locate(os.fspath(path), data, "PHOTOS")
+    _check_labels(path, data)
+    data_set = sources.open_data_set(data)
+    if data_set.sizes.get(data.eval_split) == 0:
+        raise ConfigError(
+            f"{path}: no image can be held out to measure accuracy: a class needs two images, better ten"
+        )
+    train, test = data_set.open(data.train_split), data_set.open(data.eval_split)
+    if len(train.classes) < 2:
+        raise ConfigError(f"{path}: all images are of one class, {train.classes[0]!r}: add another")
+    counts = {name: [0, 0] for name in train.classes}
+    for side, source in enumerate((train, test)):
+        for label in _readable_labels(source):
+            counts[source.classes[label]][side] += 1
+    if not any(map(sum, counts.values())):
+        why = next(iter(getattr(train, "problems", {}).values()), "")
+        raise ConfigError(f"{path}: none of the {len(train):,} images can be read: {why}")
+    is_folder = data.name == "folder" and os.path.isdir(data.path)
+    return Photos(
+        data,
+        train,
+        test,
+        {name: tuple(both) for name, both in counts.items()},
+        _findings(train, test),
+        _empty(data.path, train.classes) if is_folder else (),
+        folder.unread_files(epath.Path(data.path)) if is_folder else (),
+        _hidden(data.path) if is_folder else 0,
+    )
+
+
+def _check_labels(path: epath.PathLike, data: Data) -> None:
+    """Raises `ConfigError` unless each image has one label. Opening the set as it is asked for would only say that
+    nothing can be held out by class.
+    """
+    try:
+        by_name = dataclasses.replace(data, holdout_by="file", examine=False)
+        source = sources.open_data_set(by_name).open(data.train_split)
+    except ConfigError:  # of what is examined, such as an empty folder; other errors come again
+        return
+    if not source.classes or source.multi_label:
+        has = "several labels each" if source.multi_label else "no labels"
+        raise ConfigError(
+            f"{path}: the images have {has}, and classify expects one: put the images of each class into a folder of "
+            "its name, or write a CSV file of path,label"
+        )
+
+
+def _readable_labels(source: Source) -> Iterator[int]:
+    """The labels of the images that can be read, as far as that is known."""
+    if source.labels is None:  # in the records
+        yield from (int(source[index].label) for index in range(len(source)))
+        return
+    marks = getattr(source, "marks", None)
+    for index in range(len(source)):
+        if marks is None or marks[index]:
+            yield label_at(source.labels, index)
+
+
+def _findings(train: Source, test: Source) -> examined.Findings | None:
+    marks, problems, splits = {}, {}, {}
+    for name, source in (("train", train), ("test", test)):
+        if getattr(source, "marks", None) is None:
+            return None
+        splits[name] = [(p, label_at(source.labels, i)) for i, p in enumerate(source.paths)]
+        by_path = zip(source.paths, source.marks.tolist(), strict=True)
+        marks |= {path: mark for path, mark in by_path if mark}
+        problems |= source.problems
+    return examined.find_problems(examined.Examined(marks, problems), splits)
+
+
+def _empty(root: str, classes: Sequence[str]) -> list[str]:
+    """The folders of classes that are no classes."""
+    tree = tree_at(epath.Path(root))
+    folders = tree.folders("train") or tree.folders("")
+    return [readable(name) for name in folders if readable(name) not in classes]
+
+
+def _hidden(root: str) -> int:
+    names = (name for _, _, files in os.walk(root) for name in files)
+    return sum(name.startswith(".") for name in names)
+
+
+def _named(entries: Iterable, most: int = 5) -> str:
+    """' (a, b, …)' of names; '' of what has none."""
+    names = [readable(entry) for entry in entries if isinstance(entry, str)]
+    return f" ({', '.join(names[:most])}{', …' if len(names) > most else ''})" if names else ""
+
+
+def _add_table(page: Page, title: str, header: list[str], rows: list[list[str]]) -> None:
+    if not rows:
+        return
+    page.text(f"{title}:")
+    page.table([header, *rows[:_SHOWN]])
+    if len(rows) > _SHOWN:
+        page.text(f"… and {len(rows) - _SHOWN:,} more, in photos.json.")
+
+
+def write(photos: Photos, path: epath.Path) -> None:
+    """Writes what was found as JSON."""
+    places.write_whole(path, json.dumps(photos.describe(), indent=1, ensure_ascii=False) + "\n")
