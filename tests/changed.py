@@ -32,7 +32,12 @@ CORE_TESTS = (
 # A word of a string that may be a name: not the first part of a dotted one, except of a file's.
 WORD = r"(?<![\w-])[\w-]+(?![\w-])(?!\.(?!py\b)\w)"
 FOLDERS = ("vit_jax", "tests", "configs", "launch", "tools")
-PLUGINS = {"tests.skips", "tests.services.buckets", "tests.services.launching"}
+PLUGINS = {
+    "tests.skips",
+    "tests.processor_time",
+    "tests.services.buckets",
+    "tests.services.launching",
+}
 # Where a change reaches all tests.
 ALL = (
     "setup.py",
