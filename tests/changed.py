@@ -4,7 +4,7 @@ where that is all of them.
 A test file reaches a file that it imports, or that such a file imports in turn. Tables of names (of families,
 objectives, evaluators, formats, commands) import nothing themselves, so a test, or a recipe that it names, reaches what
 it names: 'dino', 'ViT-B/16', 'convert'. Of a file of tests that others import, and of a `conftest.py`, only the
-functions count that are used.
+functions, classes and variables count that are used.
 """
 
 import ast
@@ -32,7 +32,12 @@ CORE_TESTS = (
 # A word of a string that may be a name: not the first part of a dotted one, except of a file's.
 WORD = r"(?<![\w-])[\w-]+(?![\w-])(?!\.(?!py\b)\w)"
 FOLDERS = ("vit_jax", "tests", "configs", "launch", "tools")
-PLUGINS = {"tests.skips", "tests.services.buckets", "tests.services.launching"}
+PLUGINS = {
+    "tests.skips",
+    "tests.processor_time",
+    "tests.services.buckets",
+    "tests.services.launching",
+}
 # Where a change reaches all tests.
 ALL = (
     "setup.py",
@@ -105,6 +110,12 @@ def _strings(tree: ast.AST) -> list[str]:
     prose = {node.value for node in nodes if isinstance(node, ast.Expr)}
     texts = (node for node in nodes if isinstance(node, ast.Constant) and node not in prose)
     return [node.value for node in texts if isinstance(node.value, str)]
+
+
+def _assigned(node: ast.Assign) -> set[str]:
+    """The variables that an assignment makes, unless it changes something else too."""
+    places = [place for target in node.targets for place in getattr(target, "elts", [target])]
+    return {x.id for x in places} if all(isinstance(x, ast.Name) for x in places) else set()
 
 
 def _identifiers(tree: ast.AST) -> set[str]:
@@ -225,6 +236,8 @@ class Reach:
         elif module.startswith("tests"):
             definitions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
             parts = {n: {n.name} for n in definitions if "autouse" not in ast.unparse(n)}
+            constants = [n for n in tree.body if isinstance(n, ast.Assign)]
+            parts |= {n: names for n in constants if (names := _assigned(n))}
         else:
             parts = {}
         rest = [node for node in tree.body if node not in parts]

@@ -31,7 +31,12 @@ gc.set_threshold(20_000, 20, 50)
 
 import pytest  # noqa: E402
 
-pytest_plugins = ["tests.services.buckets", "tests.services.launching", "tests.skips"]
+pytest_plugins = [
+    "tests.services.buckets",
+    "tests.services.launching",
+    "tests.skips",
+    "tests.processor_time",
+]
 
 # Files of few tests that take long, and of processes that wait for each other: begun first, lest one process of the
 # tests is still at them when all others are done.

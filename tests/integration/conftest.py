@@ -28,13 +28,13 @@ TINY = {
     "duration": "12 steps",
     "log.every": "4 steps",
     "checkpoint.every": "4 steps",
+    "log.tensorboard": False,
     "data.threads": 2,
 }
 
 HOSTS = TINY | {
     "model.depth": 1,
     "log.every": "1 steps",
-    "log.tensorboard": False,
     "data.threads": 1,
     "data.read_ahead": 0,  # the order of reads is observed
 }

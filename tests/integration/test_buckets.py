@@ -25,7 +25,9 @@ def run(cloud_storage):
     """A run in the bucket, stopped after 8 of its 12 steps and started again."""
     bucket = cloud_storage.new_bucket()
     config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": f"{bucket}/cache"})
+    options = {"compilation_cache": f"{bucket}/cache", "log.tensorboard": True}
+    config.update_from_flattened_dict(TINY | options)
+    jax.random.key(0)  # compiled before a run names its folder of programs
     compilation_cache.reset_cache()  # of this process, which keeps the folder that it used first
     config.log.profile = (2, 3)
     workdir = epath.Path(bucket) / "runs" / "tiny"

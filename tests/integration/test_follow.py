@@ -26,7 +26,8 @@ from vit_jax.training.upkeep.follow import What, follow
 def finished(tmp_path_factory, compilation_cache):
     """The workdir of a run of 12 steps with checkpoints 4, 8 and 12."""
     config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
+    options = {"compilation_cache": compilation_cache, "log.tensorboard": True}
+    config.update_from_flattened_dict(TINY | options)
     workdir = tmp_path_factory.mktemp("finished")
     vit_jax.train(config, workdir)
     return workdir

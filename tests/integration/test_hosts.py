@@ -330,6 +330,7 @@ def test_the_host_that_holds_up_the_others_is_named(hosts, tmp_path, slow):
         "--config.log.every=2 steps",
         "--config.checkpoint.every=0 steps",
         "--config.duration=20 steps",
+        "--config.eval.evaluators=()",
     )
     run = hosts(tmp_path, *options, processes=3, slow=slow, seconds=0.06)
     assert run.codes() == [0, 0, 0], run.log(0)

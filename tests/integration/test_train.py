@@ -26,7 +26,8 @@ def trained(tmp_path_factory, compilation_cache):
     from tests.integration.conftest import TINY
 
     config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
+    options = {"compilation_cache": compilation_cache, "log.tensorboard": True}
+    config.update_from_flattened_dict(TINY | options)
     workdir = tmp_path_factory.mktemp("trained")
     return workdir, vit_jax.train(config, workdir), config
 

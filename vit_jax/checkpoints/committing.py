@@ -30,6 +30,9 @@ from vit_jax.checkpoints.reading import COMMITTED
 from vit_jax.devices import processes
 
 _SLACK_MINUTES = 1.0  # between the end of what a process may take and that of the others' patience
+# Replicas of an array each write a slice of it, if it has so many bytes: making one takes a program, which each
+# process compiles before its first save.
+_SMALLEST_SLICE = 2**14
 _STATE, _DESCRIPTION = "state", "description"
 _METADATA = "_CHECKPOINT_METADATA"
 
@@ -59,8 +62,11 @@ class Committer:
         # Each process alone, as far as Orbax knows, and without its files on how each process holds each array:
         # its barriers, and its wait for the folder of these files, do not notice failures.
         alone = ocp.options.MultiprocessingOptions(active_processes={processes.index()})
+        arrays = ocp.type_handlers.ArrayHandler(
+            array_metadata_store=None, min_slice_bytes_for_replica_parallel=_SMALLEST_SLICE
+        )
         kinds = ocp.type_handlers.create_type_handler_registry(
-            (jax.Array, ocp.type_handlers.ArrayHandler(array_metadata_store=None)),
+            (jax.Array, arrays),
             (np.ndarray, ocp.type_handlers.NumpyHandler()),
             (np.number, ocp.type_handlers.ScalarHandler()),
         )

@@ -20,6 +20,7 @@ from vit_jax.models.registry import Weights
 FIELD = "digests"  # of a description: version 2
 PART = "fingerprint"  # of a state: version 1
 _VERSION = "2:"  # how texts of version 2 begin
+_SMALL = 2**20  # numbers, which a host marks in 10 ms
 
 
 @jax.jit
@@ -29,6 +30,20 @@ def fingerprint(parts: dict) -> dict[str, jax.Array]:
     """
     return {
         name: jnp.stack([digests.mark(x) for x in jax.tree.leaves(part)])
+        for name, part in parts.items()
+    }
+
+
+def marks_on_host(parts: Mapping) -> dict[str, np.ndarray]:
+    """`fingerprint` of arrays on devices, read from there. Those of a small model are computed by the host, since
+    a program takes longer to compile than they do.
+    """
+    leaves = jax.tree.leaves(parts)
+    elsewhere = any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in leaves)
+    if elsewhere or sum(x.size for x in leaves) > _SMALL:
+        return jax.device_get(fingerprint(parts))
+    return {
+        name: np.stack([digests.host_mark(x) for x in jax.tree.leaves(jax.device_get(part))])
         for name, part in parts.items()
     }
 
@@ -86,7 +101,7 @@ def find_changed(
       parts: what was read, on devices.
       described, sums: see `saved_marks`.
     """
-    marks = jax.device_get(fingerprint(parts))
+    marks = marks_on_host(parts)
     for name, part in parts.items():
         changed = differ(marks[name], saved_marks(name, described, sums))
         if changed.any():
@@ -96,12 +111,12 @@ def find_changed(
 
 def digest(weights: Weights) -> str:
     """A text that differs if a model's weights do; of arrays on devices."""
-    return _hashed(jax.device_get(fingerprint({"weights": weights})["weights"]), _VERSION)
+    return _hashed(marks_on_host({"weights": weights})["weights"], _VERSION)
 
 
 def is_digest_of(text: str, weights: Weights) -> bool:
     """Whether `text` is the digest of these weights, of this version or an earlier one."""
-    marks = jax.device_get(fingerprint({"weights": weights})["weights"])
+    marks = marks_on_host({"weights": weights})["weights"]
     return text == _hashed(marks, _version_of(text))
 
 

@@ -6,11 +6,15 @@ and weighted by position. Sums may be taken in any order and of any shards: thos
 sums of those of its shards. Nothing is rounded, and −0, NaNs and their payloads are bits as others.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.compute.platform import by_platform
 
 SUMS = 3  # columns of a mark: two of the digest, and the sum of bits that earlier versions kept
 DIGEST = slice(0, 2)
@@ -33,16 +37,28 @@ def mark(
       starts: where the shard begins along each axis.
     """
     shape = x.shape if shape is None else tuple(shape)
-    position, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        if starts is not None:
-            along += jnp.asarray(starts[axis]).astype(jnp.uint32)
-        position += along * np.uint32(stride % 2**32)
-        stride *= shape[axis]
+    strides = tuple(math.prod(shape[axis + 1 :]) % 2**32 for axis in range(x.ndim))
+    first = jnp.uint32(0)
+    for start, stride in zip(starts or (), strides, strict=False):
+        first += jnp.asarray(start).astype(jnp.uint32) * np.uint32(stride)
+    return _mark(x, first, strides)
+
+
+# A function of its own: arrays of equal shape are traced once, of which a state has many.
+@functools.partial(jax.jit, static_argnames="strides")
+def _mark(x: jax.Array, first: jax.Array, strides: tuple[int, ...]) -> jax.Array:
+    """`mark` of a shard that begins at position `first`, its axes so many positions apart."""
+    position = jnp.full(x.shape, first)
+    for axis, stride in enumerate(strides):
+        position += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride)
     mixed = _mixed(_words(x), position)
-    sums = (mixed, mixed * (2 * position + 1), _summed(x))
-    return jnp.stack([jnp.sum(terms, dtype=jnp.uint32) for terms in sums])
+    return total((mixed, mixed * (2 * position + 1), _summed(x)))
+
+
+@by_platform
+def total(terms: Sequence[jax.Array]) -> jax.Array:
+    """The sum of each of several uint32 arrays of one shape, modulo 2³²."""
+    return jnp.stack([jnp.sum(x, dtype=jnp.uint32) for x in terms])
 
 
 def host_mark(array: np.ndarray) -> np.ndarray:
