@@ -90,6 +90,11 @@ FAULTS = {
         "checkpoints/committing.py", "[_in_thread(write.result) for write in writes]", "writes",
         "tests/checkpoints/test_saving.py::test_a_clock_that_is_set_while_a_save_waits_does_not_end_it",
     ),
+    # Leaving.
+    "a_thread_asks_jax_while_python_ends": Fault(
+        "devices/processes.py", "        _left.set()\n        listener.join(_LEAVE_SECONDS)", "        pass",
+        "tests/test_processes.py::test_three_processes_agree_and_tell_who_does_not_come",
+    ),
     # Resuming.
     "tier_checksum_not_compared": Fault(
         "checkpoints/shards.py", "or zlib.crc32(content) != checksum:", "or False:",
