@@ -12,6 +12,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -21,11 +22,14 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 from vit_jax.recipes import shipped
 
+if TYPE_CHECKING:
+    from vit_jax.annotations import RunConfig
+
 # How recipes of `to_python` register files: `register` up to version 0.2.
 _REGISTER = ("register_file", "register")
 
 
-def load_config(spec: str) -> ConfigDict:
+def load_config(spec: str) -> "RunConfig":
     """The config of a recipe: `NAME`, `FILE`, or either with `:ARGUMENT`, e.g. `vit_i21k:B/16,light2`.
 
     A NAME is that of a recipe of this package (`vit_jax recipes` lists them); a local file NAME.py comes first. The
@@ -35,7 +39,7 @@ def load_config(spec: str) -> ConfigDict:
     Raises:
       ConfigError: there is no such file, it fails, it is no config, or it refuses the argument.
     """
-    return _config(*_module(spec), spec)
+    return cast("RunConfig", _config(*_module(spec), spec))
 
 
 def load_recipe(spec: str) -> dict[str, ConfigDict]:
@@ -177,7 +181,8 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
     had where it was.
     """
     if not path.is_file():
-        raise ConfigError(f"{where}: there is no file {path}")
+        kind = "is a folder or a device, not a file" if path.exists() else "does not exist"
+        raise ConfigError(f"{where}: {path} {kind}: name a Python file")
     folder, ours = str(path.resolve().parent), str(shipped.recipes_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -187,6 +192,8 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:
         name = file  # So that it does not replace a module of the same name.
     spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise ConfigError(f"{where}: {path} is no Python file: its name must end in .py")
     # Dataclasses of the file, such as a family's config, look up their types here.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
@@ -203,8 +210,9 @@ def _failure(error: Exception, where: str, path: pathlib.Path) -> ConfigError:
     the file, which may have called others.
     """
     if isinstance(error, SyntaxError):
-        line = (error.text or "").strip()
-        return ConfigError(f"{where}: {error.filename}, line {error.lineno}: {error.msg}: {line!r}")
+        line = f", line {error.lineno}" if error.lineno else ""  # none of a file with null bytes
+        text = f": {error.text.strip()!r}" if error.text else ""
+        return ConfigError(f"{where}: {error.filename or path}{line}: {error.msg}{text}")
     frames = traceback.extract_tb(error.__traceback__)
     folder = path.resolve().parent
     own = [f for f in frames if pathlib.Path(f.filename).resolve().parent == folder]
