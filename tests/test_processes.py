@@ -63,7 +63,8 @@ def test_what_is_said_by_halves_is_an_error(monkeypatch, said, variables, messag
 
 
 TALK = """
-import sys
+import atexit, sys, threading
+atexit.register(lambda: print(*(thread.name for thread in threading.enumerate())))
 from vit_jax.devices import processes
 processes.initialize(sys.argv[1], 3, int(sys.argv[2]))
 print(processes.gather("numbers", str(processes.index() ** 2)), processes.broadcast_from_first("first", sys.argv[2]))
@@ -92,6 +93,8 @@ def test_three_processes_agree_and_tell_who_does_not_come():
     assert [lines[0] for lines in told] == ["['0', '1', '4'] 0"] * 3
     for lines in told[:2]:
         assert lines[1] == "waited 0.03 minutes for the others at 'lunch': no sign of process 2"
+    # None is in JAX's own code while Python ends, which would abort the process.
+    assert [lines[-1] for lines in told] == ["MainThread"] * 3
 
 
 def test_a_process_whose_others_do_not_come_says_so_and_asks_for_another_start():

@@ -90,6 +90,11 @@ FAULTS = {
         "checkpoints/committing.py", "[_in_thread(write.result) for write in writes]", "writes",
         "tests/checkpoints/test_saving.py::test_a_clock_that_is_set_while_a_save_waits_does_not_end_it",
     ),
+    # Leaving.
+    "a_thread_asks_jax_while_python_ends": Fault(
+        "devices/processes.py", "        _left.set()\n        listener.join(_LEAVE_SECONDS)", "        pass",
+        "tests/test_processes.py::test_three_processes_agree_and_tell_who_does_not_come",
+    ),
     # Resuming.
     "tier_checksum_not_compared": Fault(
         "checkpoints/shards.py", "or zlib.crc32(content) != checksum:", "or False:",
@@ -174,6 +179,18 @@ FAULTS = {
     "padding_counts_as_an_example": Fault(
         "data/batches.py", 'batch["mask"][:] = ids < len(self.source)', 'batch["mask"][:] = ids <= len(self.source)',
         _LOADER + "test_evaluation_sees_every_example_once_and_masks_the_rest",
+    ),
+    # Loops in which devices wait for each other.
+    "masks_are_drawn_until_those_of_all_devices_are": Fault(
+        "objectives/dino/block_masks.py", "partitioning.by_batch(jax.vmap(one), keys, counts)",
+        "jax.vmap(one)(keys, counts)",
+        "tests/objectives/test_dino.py::test_devices_draw_the_masks_of_their_own_images_and_ask_no_other",
+    ),
+    "segments_are_assigned_until_those_of_all_devices_are": Fault(
+        "objectives/segmentation/losses.py",
+        "partitioning.by_batch(jax.vmap(jax.vmap(assign, (0, None))), layer_costs, count)",
+        "jax.vmap(jax.vmap(assign, (0, None)))(layer_costs, count)",
+        "tests/objectives/test_segmentation.py::test_the_loss_of_an_example_does_not_depend_on_the_others",
     ),
     # Limits.
     "decoders_have_no_limit_of_memory": Fault(

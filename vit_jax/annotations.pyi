@@ -665,7 +665,7 @@ class RunConfig(_Fields):
     accumulate: int
     'gradient accumulation: parts that a batch is split into, computed one after the other to save memory (default: 1)'
     init_from: str
-    "checkpoint of any format to start from, see docs/checkpoints.md (default: '')"
+    "checkpoint to start from: a run, a file that 'vit_jax show' knows, or hf://OWNER/NAME (default: '')"
     init_reset: _Tuple
     "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*; what the objective owns begins with objective/ (default: ('(exit_\\\\d+/)?head(_distilled)?/.*',))"
     init_resize: Literal['scipy', 'bilinear', 'bicubic', 'torch', 'dinov2']

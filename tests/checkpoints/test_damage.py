@@ -10,6 +10,7 @@ import shutil
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 
@@ -196,6 +197,13 @@ def test_of_a_damaged_state_nothing_is_under_way_when_that_is_said(tmp_path, mon
     for file in folder.glob("state/**/d/*"):
         file.unlink()
     under_way, make = [], asyncio.new_event_loop
+    read, slow = ocp.type_handlers.ArrayHandler.deserialize, set()
+
+    async def read_more_slowly(*arguments):
+        slow.add(asyncio.create_task(asyncio.sleep(0.2)))  # longer than a file is looked for
+        return await read(*arguments)
+
+    monkeypatch.setattr(ocp.type_handlers.ArrayHandler, "deserialize", read_more_slowly)
 
     def watched():
         loop = make()

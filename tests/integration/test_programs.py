@@ -65,8 +65,11 @@ def machine(monkeypatch, tmp_path):
 
 
 def test_programs_in_a_bucket_come_to_another_machine_unless_they_are_damaged(
-    bucket, machine, caplog
+    bucket, machine, caplog, monkeypatch
 ):
+    monkeypatch.setattr(
+        jax, "local_device_count", lambda: 1
+    )  # of several simulated ones none are kept
     workdir = epath.Path(bucket) / "runs" / "tiny"
     contents = {"jit_a-0-cache": b"a program", "jit_b-1-cache": b"another one" * 1000}
     machine("first")
@@ -117,3 +120,11 @@ def test_programs_that_others_could_have_written_are_not_loaded(tmp_path, caplog
     (tmp_path / programs.FOLDER).chmod(0o770)
     assert not programs._is_ours(tmp_path / programs.FOLDER)
     assert "could run code" in caplog.text
+
+
+def test_simulated_devices_keep_no_programs(tmp_path):
+    """XLA would not order the collectives in their loops."""
+    assert jax.local_device_count() > 1
+    before = jax.config.jax_compilation_cache_dir
+    programs.Programs(programs.AUTO, epath.Path(tmp_path))
+    assert jax.config.jax_compilation_cache_dir == before

@@ -1,6 +1,8 @@
 """Self-distillation: a whole step, its teacher, masks, and views of other sizes."""
 
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +142,19 @@ def test_masks_have_the_sizes_that_are_wanted_and_are_made_of_rectangles():
     # Neighbours of masked patches are masked far more often than a share of 40 / 196.
     grids = np.asarray(masks[3::6]).reshape(-1, 14, 14)
     assert (grids[:, 1:] & grids[:, :-1]).sum() / grids[:, :-1].sum() > 0.6
+
+
+def test_devices_draw_the_masks_of_their_own_images_and_ask_no_other():
+    counts, key = jnp.array([0, 4, 7, 12] * 2), jax.random.key(0)
+    mesh = meshes.make_mesh({"data": 2, "fsdp": 1, "tensor": 1}, jax.devices()[:2])
+    draw = functools.partial(block_masks.draw, grid=(6, 6))
+    with jax.set_mesh(mesh):
+        by_image = meshes.batch_sharding(mesh)
+        sharded = jax.jit(draw, in_shardings=(None, by_image), out_shardings=by_image)
+        compiled = sharded.lower(key, counts).compile()
+        masks = compiled(key, jax.device_put(counts, by_image))
+    assert not re.search("all-reduce|all-gather", compiled.as_text())
+    np.testing.assert_array_equal(masks, jax.jit(draw)(key, counts))
 
 
 def test_one_global_view_of_each_image_is_masked_by_shares_that_are_spread_evenly():

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from scipy.optimize import linear_sum_assignment
 
 from tests import lazily
@@ -16,6 +18,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.convolution import local
 from vit_jax.data.labels.masks import IGNORED
+from vit_jax.devices.meshes import BATCH, make_mesh
 from vit_jax.models import registry
 from vit_jax.objectives.contract import Learner, ObjectiveContext
 from vit_jax.objectives.segmentation import losses
@@ -335,6 +338,17 @@ def test_the_loss_of_an_example_does_not_depend_on_the_others():
         assert x.shape == (2, 2)
         np.testing.assert_array_equal(x[:, 0], again[name][:, 0])
         assert (x[:, 1] != again[name][:, 1]).all()
+    # So devices ask each other nothing, in the search for the best assignment above all.
+    mesh = make_mesh({"data": 2, "fsdp": 1, "tensor": 1}, jax.devices()[:2])
+    by_layer, by_image = (NamedSharding(mesh, spec) for spec in (P(None, BATCH), P(BATCH)))
+    with jax.set_mesh(mesh):
+        loss = jax.jit(
+            lambda *arrays: losses.query_loss(*arrays, jax.random.key(0), **how),
+            in_shardings=(by_layer, by_layer, by_image), out_shardings=by_layer,
+        ).lower(masks, logits, labels).compile()  # fmt: skip
+        assert "all-reduce" not in loss.as_text()
+        for name, x in loss(masks, logits, labels).items():
+            np.testing.assert_allclose(x, found[name], rtol=1e-5)
 
 
 def test_points_where_the_logits_are_nearest_to_0_count_most():

@@ -181,12 +181,18 @@ class Committer:
             for future in [_in_thread(write.result) for write in writes]:
                 await asyncio.to_thread(future.result, max(deadline - time.monotonic(), 0))
 
+        loop = asyncio.new_event_loop()
         try:
-            asyncio.run(write())
+            loop.run_until_complete(write())
         except TimeoutError:
             raise TimeoutError(
                 f"not written within {self._wait:g} minutes (config.hosts.wait_minutes)"
             ) from None
+        finally:
+            if asyncio.all_tasks(loop):  # A part has failed, and nobody waits for the others.
+                _in_thread(lambda: _complete(loop))
+            else:
+                _complete(loop)
 
     def _commit_in_time(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         if processes.index():
@@ -245,6 +251,16 @@ class Committer:
         if bug:  # The others know by now, and do not wait.
             raise bug
         return failed
+
+
+def _complete(loop: asyncio.AbstractEventLoop) -> None:
+    """Closes a loop when its tasks have ended. They are not cancelled: TensorStore would call the loop back after it
+    is closed, which is printed for each array.
+    """
+    if tasks := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
 
 
 def _sync(path: epath.Path) -> None:

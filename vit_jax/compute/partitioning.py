@@ -36,9 +36,18 @@ def in_rows(x: jax.Array) -> jax.Array:
     return x
 
 
-def by_batch(function: Callable, x: jax.Array) -> jax.Array:
-    """`function` of each device's part of x, which is sharded as the batch is, to an array of the same shape."""
-    return jax.shard_map(function, in_specs=P(BATCH), out_specs=P(BATCH), check_vma=False)(x)
+def by_batch(function: Callable, *arrays: jax.Array) -> jax.Array:
+    """`function` of each device's part of arrays that are sharded as the batch is, to an array that is. Nothing is
+    exchanged: a loop that runs until all examples are done would else ask all devices before each round.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(BATCH) <= set(mesh.axis_names) or len(arrays[0]) % _shards(mesh):
+        return function(*arrays)
+    return jax.shard_map(function, in_specs=P(BATCH), out_specs=P(BATCH), check_vma=False)(*arrays)
+
+
+def _shards(mesh: jax.sharding.AbstractMesh) -> int:
+    return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def gather_kernel(kernel: jax.Array) -> jax.Array:
@@ -74,8 +83,7 @@ def per_device(
     mesh = jax.sharding.get_abstract_mesh()
     if not set(AXES) <= set(mesh.axis_names):
         return function(*arrays)
-    replicas = math.prod(mesh.shape[axis] for axis in BATCH)
-    batch = BATCH if arrays[0].shape[0] % replicas == 0 else None
+    batch = BATCH if len(arrays[0]) % _shards(mesh) == 0 else None
     tensor = "tensor" if heads % mesh.shape["tensor"] == 0 else None
 
     def specs(axes):

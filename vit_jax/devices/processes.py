@@ -8,6 +8,7 @@ All of it goes through JAX's coordination service, a small server in process 0, 
 devices: those may be busy, or gone.
 """
 
+import atexit
 import collections
 import faulthandler
 import itertools
@@ -98,7 +99,9 @@ def initialize(
         raise HostsError(f"cannot join the other processes of {place.where}: {error}") from error
     finally:
         late.cancel()
-    threading.Thread(target=_listen, name="vit_jax-hosts", daemon=True).start()
+    listener = threading.Thread(target=_listen, name="vit_jax-hosts", daemon=True)
+    listener.start()
+    atexit.register(_leave, listener)
 
 
 def index() -> int:
@@ -240,14 +243,26 @@ def _failure() -> str | None:
 
 def _listen() -> None:
     """Ends this process when another one says that it leaves, whatever the main thread does."""
-    while True:
-        time.sleep(_LISTEN_SECONDS)
-        client = _client()
-        if client is None:  # shut down in good order
+    while not _left.wait(_LISTEN_SECONDS):
+        if _client() is None:  # shut down in good order
             return
         failure = _failure()
         if failure and json.loads(failure)["process"] != index():
             _end(json.loads(failure))
+
+
+_left = threading.Event()
+
+
+def _leave(listener: threading.Thread) -> None:
+    """Waits for the others as JAX would, and then for the listener: a thread that comes back from JAX's own code while
+    Python ends would abort the process.
+    """
+    try:
+        jax.distributed.shutdown()
+    finally:
+        _left.set()
+        listener.join(_LEAVE_SECONDS)
 
 
 _ending = threading.Lock()

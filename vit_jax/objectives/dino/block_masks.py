@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from vit_jax.compute import partitioning
+
 _SMALLEST = 4  # patches of a rectangle
 _NARROWEST = 0.3  # aspect ratio; the widest is its inverse
 _ATTEMPTS = 10  # in a row that fail
@@ -56,4 +58,4 @@ def draw(key: jax.Array, counts: jax.Array, grid: tuple[int, int]) -> jax.Array:
         return jax.lax.while_loop(unfinished, attempt, start)[0].reshape(-1)
 
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(counts.shape[0]))
-    return jax.vmap(one)(keys, counts)
+    return partitioning.by_batch(jax.vmap(one), keys, counts)

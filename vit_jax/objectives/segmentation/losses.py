@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from vit_jax.compute import partitioning
 from vit_jax.compute.convolution import local
 from vit_jax.compute.dense import product
 from vit_jax.data.labels.masks import IGNORED
@@ -253,6 +254,7 @@ def costs(
     return weights.mask * mask + weights.dice * dice + weights.label * label
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments:
     """The masks of an example that are to be learned, at points.
@@ -340,22 +342,27 @@ def query_loss(
     """
     numbers, count = segments(labels, logits.shape[-1] - 1, most, things)
 
-    def of_example(masks, logits, labels, numbers, count, key):
+    def costs_of_example(masks, logits, labels, numbers, count, key):
         within = points.draw(key, masks.shape[-2:])
         targets, counted = sample_labels(labels, places(within), numbers)
         wanted = Segments(within, targets, counted, classes_of(numbers), count)
-
-        # Layer by layer: each needs much memory. The search is one for all, which are as long as the longest.
+        # Layer by layer: each needs much memory.
         given = jax.lax.stop_gradient((masks, logits))
-        layer_costs = jax.lax.map(lambda layer: matching_costs(*layer, wanted, weights), given)
-        queries = jax.vmap(assign, (0, None))(layer_costs, count)
+        return wanted, jax.lax.map(lambda layer: matching_costs(*layer, wanted, weights), given)
 
+    keys = jax.random.split(key, len(labels))
+    wanted, layer_costs = jax.vmap(costs_of_example, in_axes=(1, 1, 0, 0, 0, 0))(
+        masks, logits, labels, numbers, count, keys
+    )
+    # The search is one for all layers and images of a device, which are as long as the longest.
+    queries = partitioning.by_batch(jax.vmap(jax.vmap(assign, (0, None))), layer_costs, count)
+
+    def loss_of_example(masks, logits, wanted, queries):
         def of_layer(layer):
             masks, logits, queries = layer
             return matched_loss(masks, logits, wanted, queries, points, weights)
 
         return jax.lax.map(of_layer, (masks, logits, queries))
 
-    keys = jax.random.split(key, len(labels))
-    over_batch = jax.vmap(of_example, in_axes=(1, 1, 0, 0, 0, 0), out_axes=1)
-    return over_batch(masks, logits, labels, numbers, count, keys)
+    over_batch = jax.vmap(loss_of_example, in_axes=(1, 1, 0, 0), out_axes=1)
+    return over_batch(masks, logits, wanted, queries)

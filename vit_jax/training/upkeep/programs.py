@@ -48,6 +48,11 @@ class Programs:
         self._workdir, self._local = workdir, None
         self._stored: dict[str, str] = {}  # checksums, by name
         self._thread: threading.Thread | None = None
+        # XLA does not order collectives inside the loops of a program that it reads again, so that simulated devices
+        # could wait for each other forever.
+        if directory == AUTO and jax.default_backend() == "cpu" and jax.local_device_count() > 1:
+            logging.info("compiled programs are not kept: simulated devices need new ones")
+            return
         shared = processes.count() > 1 or places.in_bucket(workdir)
         if directory != AUTO or not shared:
             guards.use_compilation_cache(HOME if directory == AUTO else directory)
