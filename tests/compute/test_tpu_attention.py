@@ -95,7 +95,7 @@ def test_a_program_has_what_fits_the_fast_memory_and_little_code(
     kind, tokens, heads, size, split, monkeypatch
 ):
     monkeypatch.setattr(tpu_attention_grid.platform, "device_kind", lambda: kind)
-    assert tpu_attention_grid.split(tokens, heads, size, jnp.bfloat16) == split
+    assert tpu_attention_grid.program_shape(tokens, heads, size, jnp.bfloat16) == split
     assert tpu_attention.fits(tokens, heads, size, jnp.bfloat16) == (split is not None)
 
 

@@ -159,6 +159,17 @@ def define_model() -> None:
     )
 
 
+def define_engine() -> None:
+    """Flag --engine."""
+    flags.DEFINE_enum(
+        "engine",
+        "xla",
+        ("auto", "xla", "onnxruntime"),
+        "what computes classes; onnxruntime is faster on CPUs that do not multiply bfloat16: the model is exported "
+        "once, to ~/.cache/vit_jax/onnx. auto: that, where it is installed and has all operations of the model",
+    )
+
+
 def define_exits() -> None:
     flags.DEFINE_float(
         "budget",

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import partitioning, recompute
-from vit_jax.compute.tpu_attention_grid import HEAD_SIZES, LANES, TOKENS, Grid, split
+from vit_jax.compute.tpu_attention_grid import HEAD_SIZES, LANES, TOKENS, Grid, program_shape
 
 LOG2_E = math.log2(math.e)
 
@@ -37,13 +37,13 @@ def fits(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> boo
     keys, on the devices of the mesh that is set.
     """
     known = size in HEAD_SIZES and tokens in TOKENS
-    return known and split(tokens, _local(heads), size, dtype) is not None
+    return known and program_shape(tokens, _local(heads), size, dtype) is not None
 
 
 def packs(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
     """Whether `attend_packed` takes them: a program has all heads, and they fill tiles."""
     whole = heads * size % LANES == 0 and _local(heads) == heads
-    return whole and split(tokens, heads, size, dtype) == (heads, tokens)
+    return whole and program_shape(tokens, heads, size, dtype) == (heads, tokens)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -209,8 +209,8 @@ def _rows_of_tokens(q_ref, k_ref):
     left = tokens - pl.program_id(2) * queries
 
     def real(x, axis=0):
-        there = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) < left
-        return jnp.where(there, x, jnp.zeros_like(x))
+        is_token = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) < left
+        return jnp.where(is_token, x, jnp.zeros_like(x))
 
     return real
 

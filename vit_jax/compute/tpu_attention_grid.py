@@ -42,7 +42,7 @@ class Grid:
         self.packs, self.size, self.dtype = len(projected) == 1, size, projected[0].dtype
         self.width = width // 3 if self.packs else width
         heads = self.width // size
-        self.heads, self.queries = split(self.tokens, heads, size, self.dtype)
+        self.heads, self.queries = program_shape(self.tokens, heads, size, self.dtype)
         self.groups, self.blocks = heads // self.heads, -(-self.tokens // self.queries)
         # XLA keeps other arrays in what is left.
         needed = _needed(self.tokens, self.queries, self.heads * size, self.dtype)
@@ -120,7 +120,7 @@ class Grid:
         )(*arrays)
 
 
-def split(
+def program_shape(
     tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike
 ) -> tuple[int, int] | None:
     """How many heads and queries a program has; `None` if nothing fits the fast memory.

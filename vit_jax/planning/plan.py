@@ -147,7 +147,7 @@ def _on_tpu(
         compiled.program, kernels={row["name"]: row["cycles"] for row in rows}
     )
     counted = cycles.count(program, tokens=tokens)
-    rooflines = tpu_roofline.rows(program, target)
+    rooflines = tpu_roofline.rooflines(program, target)
     return {
         "collectives": collectives.summary(step_collectives),
         "kernels": rows,

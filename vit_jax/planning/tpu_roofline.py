@@ -15,7 +15,7 @@ from vit_jax.planning.target import Target
 _SIDE = re.compile(r"(\w+)=([\dx_-]+)")
 
 
-def rows(program: Program, target: Target) -> list[dict]:
+def rooflines(program: Program, target: Target) -> list[dict]:
     """{"name", "source", "times", "estimated", "products", "bytes", "kernel", "floor"} of every operation
     that takes cycles, most estimated first; the last five are seconds of a step.
 
