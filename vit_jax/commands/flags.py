@@ -165,8 +165,8 @@ def define_engine() -> None:
         "engine",
         "xla",
         ("auto", "xla", "onnxruntime"),
-        "what computes classes; onnxruntime is faster on CPUs that do not multiply bfloat16: the model is exported "
-        "once, to ~/.cache/vit_jax/onnx. auto: that, where it is installed and has all operations of the model",
+        "what computes classes: onnxruntime from an export that is made once, in ~/.cache/vit_jax/onnx; auto: on CPUs "
+        "what is faster here",
     )
 
 
