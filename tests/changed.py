@@ -46,7 +46,12 @@ ALL = (
 # Tests that read all files of a folder, or every entry of a table of names by one of these functions or variables.
 READERS = {
     "configs/": ("tests/test_configs.py", "tests/test_docs.py", "tests/planning/test_golden.py"),
-    "docs/": ("tests/test_docs.py", "tests/test_site.py", "tests/test_extending.py"),
+    "docs/": (
+        "tests/test_docs.py",
+        "tests/test_site.py",
+        "tests/test_extending.py",
+        "tests/test_trouble.py",
+    ),
     "docs/notebooks/": ("tests/test_notebooks.py",),
     "README.md": ("tests/test_docs.py",),
     "CONTRIBUTING.md": ("tests/test_docs.py",),

@@ -21,11 +21,8 @@ from vit_jax.optim import preconditioners
 from vit_jax.recipes import user_files
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-PAGES = [DOCS / "extending.md", *sorted((DOCS / "extending").glob("*.md"))]
-BLOCKS = [
-    code for page in PAGES for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-]
-FILES = {match[1]: code for code in BLOCKS if (match := re.match(r'"""(\w+)\.py', code))}
+BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.S)
+FILES = {path.stem: path.read_text() for path in sorted((DOCS / "extending").glob("*.py"))}
 GUESTS = ("my_data", "my_evaluator", "my_model", "my_objective", "my_optimizer")
 TABLES = (
     objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,

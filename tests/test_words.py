@@ -1,5 +1,5 @@
 """The words of the field: what the project once called things otherwise does not come back
-(docs/contributing.md).
+(CONTRIBUTING.md).
 """
 
 import ast
@@ -31,13 +31,16 @@ STILL_VAGUE = {}
 PATTERN = re.compile(rf"\b(?:{'|'.join(BANNED)})(?!\w)")
 FILES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/extending").glob("*.md")),
     *(p for folder in ("vit_jax", "launch", "configs") for p in sorted((ROOT / folder).rglob("*.py"))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", ["README.md", "configs", "docs", "launch", "vit_jax"])
+@pytest.mark.parametrize(
+    "folder", ["README.md", "CONTRIBUTING.md", "configs", "docs", "launch", "vit_jax"]
+)
 def test_no_file_uses_a_word_that_the_field_has_another_for(folder):
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]!r} in {line.strip()!r}"

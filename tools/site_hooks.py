@@ -1,5 +1,6 @@
-"""Pages of the site that are not in docs/: the README as its front page, the recipes' table, the changelog. Links to
-files of the repository outside of docs/ are shown as their names.
+"""Pages of the site that are not in docs/: the README as its front page, the recipes' table, the changelog, how to
+contribute. Links to files of the repository outside of docs/ are shown as their names. A paragraph that begins with a
+link to a Python file beside the page is followed by that file.
 """
 
 import json
@@ -11,6 +12,7 @@ from mkdocs.structure.files import File
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _INLINE = re.compile(r"<code>([^<]*--[^<]*)</code>")  # blocks of code have other tags inside
 _FLAG = re.compile(r"(?<![\w-])--[\w.]+")
+_SCRIPT = re.compile(r"^\[\w+\.py\]\(([\w/]+\.py)\):.*$", re.M)
 _LINK = re.compile(r"\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -20,9 +22,12 @@ def on_files(files, config):
 
     readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
     pages = {
-        "index.md": readme.replace("](CHANGELOG.md)", "](changelog.md)"),
+        "index.md": readme.replace("](CHANGELOG.md)", "](changelog.md)").replace(
+            "](CONTRIBUTING.md)", "](contributing.md)"
+        ),
         "recipes.md": catalogue.recipe_page(catalogue.recipe_table()),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "]("),
     }
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         pages[f"notebooks/{path.stem}.md"] = _notebook(path)
@@ -51,7 +56,10 @@ def on_page_markdown(markdown, page, config, files):
         is_outside = (ROOT / target).exists() or (ROOT / "docs" / target).exists()
         return match[0] if target in known or not is_outside else match[1]
 
-    return _with_lists(_LINK.sub(shown, markdown))
+    def with_code(match: re.Match) -> str:
+        return f"{match[0]}\n\n```python\n{(ROOT / 'docs' / folder / match[1]).read_text()}```"
+
+    return _with_lists(_SCRIPT.sub(with_code, _LINK.sub(shown, markdown)))
 
 
 def on_page_content(html, page, config, files):

@@ -15,7 +15,6 @@ import time
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "planning.md"
 ROWS = {
     "B/16": "--config=configs/scaling_vit.py:B/16 --topology=v5e:8x8",
-    "L/16": "--config=configs/vit_jft.py:L/16 --topology=v5e:16x16",
     "H/14": "--config=configs/vit_jft.py:H/14 --topology=v5e:16x16 --config.batch_size=8192 --config.mesh.fsdp=16",
     "g/14": "--config=configs/scaling_vit.py:g/14 --topology=v5p:4x8x8",
     "G/14": "--config=configs/scaling_vit.py:G/14 --topology=v5p:8x8x16 --config.batch_size=32768 "
@@ -24,8 +23,8 @@ ROWS = {
     "--config.mesh.fsdp=32 --config.mesh.tensor=4",
 }
 HEAD = (
-    "| model | flags | chips, mesh | a chip | peak memory | step, ms | images/s | MFU | days | TPUv3-core-days |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "| model | flags | chips: mesh | peak memory | step, ms | MFU | days |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -38,13 +37,10 @@ def row(model: str, plan: dict) -> str:
         model,
         f"`{ROWS[model]}`",
         f"{plan['chips']:,}: {mesh}",
-        f"{plan['batch_per_chip']:g}",
         f"{memory['peak'] / 2**30:.1f} of {memory['capacity'] / 2**30:.1f} GiB",
         "{:.0f} ({:.0f} to {:.0f})".format(*step),
-        f"{run['images_per_second'][1]:,.0f}",
         f"{run['mfu'][1]:.0%}",
         f"{run['hours'][1] / 24:.1f}",
-        f"{run['tpu_v3_core_days'][1]:,.0f}",
     ]
     return f"| {' | '.join(cells)} |"
 
