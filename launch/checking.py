@@ -126,7 +126,7 @@ def _check_files(words: list[str], site: Site) -> None:
         if not site.sent:
             raise ConfigError(
                 f"{flag}={path}: is a file of yours, which Python's own image does not have; build one with "
-                "it (launch/gke/Dockerfile) and set --image=IMAGE"
+                "it (launch/docker/tpu.Dockerfile) and set --image=IMAGE"
             )
 
 

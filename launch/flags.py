@@ -41,9 +41,9 @@ FLAGS = {
     "address": Flag("", "of the Ray cluster, as ray.init takes it; default: Ray on this machine"),
     "project": Flag("", "of Google Cloud; default: gcloud's"),
     "zone": Flag("", "of Google Cloud, e.g. europe-west4-b"),
-    "image": Flag("", "container made from launch/gke/Dockerfile; default: Python's own, in which each pod installs "
-                  "this version of vit_jax"),
-    "extra": Flag("cuda13,gcs", "of pip install 'vit_jax[…]' on the machines"),
+    "image": Flag("", "container made from launch/docker/tpu.Dockerfile; default: Python's own, in which each pod "
+                  "installs this version of vit_jax"),
+    "extra": Flag("cuda13,gcs", "of vit_jax, installed on the machines"),
     "bucket": Flag("", "of Cloud Storage, whose data can be read in /mnt/BUCKET"),
     "storage": Flag("", "mounted storage by the name that the cluster knows; of Ray, where it keeps its notes"),
     "spot": Flag(False, "cheaper machines, which may be taken away"),

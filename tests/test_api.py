@@ -1,7 +1,9 @@
 """The Python API does what the commands do: on images of any kind, on layers, on data, on files."""
 
 import json
+import pickle
 import pydoc
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from tests.integration.conftest import TINY
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.checkpoints.trained_model import TrainedModel
+from vit_jax.commands.main import COMMANDS
 from vit_jax.config import default_config
 from vit_jax.data.record import BadImage
 from vit_jax.interchange import remote
@@ -332,6 +335,45 @@ def test_models_are_listed_by_patterns():
     assert vit_jax.list_models("Mixer-L/16", pretrained=True) == vit_jax.list_models(
         "mixer_l16*", pretrained=True
     )
+
+
+def test_a_transform_gives_one_image_what_preprocess_gives_several(run, photo, pixels):
+    transform = pickle.loads(pickle.dumps(run.transform))  # as a loader sends it to its workers
+    np.testing.assert_allclose(transform(photo), run.preprocess(photo)[0], rtol=1e-6, atol=1e-6)
+    assert transform(pixels).dtype == np.float32
+    with pytest.raises(ConfigError, match="one image at a time"):
+        transform([photo])
+
+
+def test_an_export_refuses_a_precision_that_there_is_not(run, tmp_path):
+    with pytest.raises(ConfigError, match="precision='int4': must be float32 or bfloat16 or int8"):
+        run.export(str(tmp_path / "m.onnx"), precision="int4")
+
+
+@pytest.mark.parametrize(
+    ("name", "pointer"),
+    [
+        ("predict", "run = vit_jax.load_run(CHECKPOINT); run(IMAGES)"),
+        ("evaluate", "run.evaluate(DATA)"),
+        ("serve", "it is a command, 'vit_jax serve --help'"),
+        ("creat_model", "did you mean 'create_model'"),
+        ("Model", "vit_jax' has no attribute 'Model'"),
+    ],
+)
+def test_a_name_that_is_not_there_points_to_what_is(name, pointer):
+    with pytest.raises(AttributeError, match=re.escape(pointer)):
+        getattr(vit_jax, name)
+
+
+def test_a_pointer_names_what_there_is():
+    assert all(name == "predict" or hasattr(vit_jax.Run, name) for name in vit_jax._METHODS)
+    assert set(vit_jax._COMMANDS) <= set(COMMANDS)
+
+
+def test_errors_are_public_names():
+    assert issubclass(vit_jax.BadImage, vit_jax.DataError)
+    for error in (vit_jax.ConfigError, vit_jax.CheckpointError, vit_jax.DataError):
+        assert issubclass(error, vit_jax.UserError)
 
 
 def test_help_lists_the_public_names():

@@ -139,18 +139,20 @@ def gate(tmp_path):
 
 
 def test_the_gate_installs_the_programs_that_tests_start_and_then_runs_them_all(gate):
-    done, calls = gate("munge", apt_get="echo Reading lists")
+    done, calls = gate("munge zsh fish", apt_get="echo Reading lists")
     assert (done.returncode, done.stdout, done.stderr) == (0, "tests --nothing_skipped\n", "")
     update, install = calls
     assert update.endswith("update") and install.endswith("slurm-wlm") and "--yes" in install
 
 
 def test_the_gate_installs_nothing_that_is_there(gate):
-    done, calls = gate("slurm-wlm munge", apt_get="exit 1")
+    done, calls = gate("slurm-wlm munge zsh fish", apt_get="exit 1")
     assert (done.stdout, calls) == ("tests --nothing_skipped\n", [])
 
 
 def test_the_gate_says_what_it_could_not_install(gate):
     done, _ = gate("", apt_get="echo no route to host; exit 100")
     assert done.returncode == 1 and not done.stdout
-    assert "no route to host" in done.stderr and "apt-get install slurm-wlm munge" in done.stderr
+    assert (
+        "no route to host" in done.stderr and "apt-get install slurm-wlm munge zsh" in done.stderr
+    )

@@ -90,7 +90,11 @@ def test_the_wheel_has_every_recipe_once_and_nothing_beside_the_package(wheel):
     launch = [path for path in (ROOT / "launch").rglob("*") if path.is_file()]
     launch = [path for path in launch if "__pycache__" not in path.parts]
     assert {f"vit_jax/{path.relative_to(ROOT).as_posix()}" for path in launch} <= set(names)
-    assert "vit_jax/py.typed" in names
+    assert {
+        "vit_jax/py.typed",
+        "vit_jax/annotations.pyi",
+        "vit_jax/commands/completion.json",
+    } <= set(names)
     assert {"vit_jax/notebooks/fine_tune.ipynb", "vit_jax/notebooks/look_inside.ipynb"} <= set(
         names
     )
@@ -142,6 +146,17 @@ def test_outside_the_clone_a_recipe_trains_by_name_and_its_run_predicts(outside)
     assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
     done = outside("vit_jax", "vtab", "--checkpoint=W", "--workdir=V", "--config.data.path=nothing")
     assert done.returncode == 2 and "is not prepared in" in done.stderr
+
+
+def test_outside_the_clone_a_type_checker_finds_mistakes_and_no_others(outside):
+    for name in ("mistakes.py", "correct.py"):
+        outside("cp", ROOT / "tests" / "typing" / name, name)
+    pyrefly = pathlib.Path(sys.executable).with_name("pyrefly")
+    python = outside("which", "python").stdout.strip()
+    words = ("--preset=default", "--output-format=min-text", "mistakes.py", "correct.py")
+    done = outside(pyrefly, "check", f"--python-interpreter-path={python}", *words)
+    lines = set(re.findall(r"^ERROR \S*?(\w+)\.py:(\d+)", done.stdout, re.M))
+    assert len(lines) == 10 and {name for name, _ in lines} == {"mistakes"}, done.stdout
 
 
 def test_outside_the_clone_runs_are_launched_with_the_version_that_is_installed(outside):

@@ -1,10 +1,12 @@
 """Sections of the config whose options are those of what they name, and tables that import what is named."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
 
 import pytest
+from ml_collections import ConfigDict
 
 from vit_jax.base import lazy_table, schema, settings
 from vit_jax.base.errors import ConfigError
@@ -49,7 +51,9 @@ def test_options_of_others_may_be_set_before_their_name_read_and_unset():
     assert set(config.model) == names(mixer.Config)
     config.model.rope = None  # of a ViT
     assert set(config.model) == names(mixer.Config)
-    with pytest.raises(AttributeError, match='Key "depht" does not exist'):
+    with pytest.raises(
+        AttributeError, match="config.model has no field depht; did you mean 'depth'"
+    ):
         config.model.depht = 1
     with pytest.raises(AttributeError, match="depht"):
         _ = config.model.depht
@@ -72,6 +76,39 @@ def test_a_config_of_an_earlier_version_with_the_options_of_all_is_read():
     config = schema.fill(default_config(), earlier)
     assert set(config.model) == names(mixer.Config) and config.model.token_mlp_dim == 8
     assert config_class(earlier) is config_class(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("optim.learning_rate", "lr"),
+        ("lr", "optim.lr"),
+        ("optmi", "optim"),
+        ("batchsize", "batch_size"),
+        ("model.num_clases", "num_classes"),
+        ("objective.label_smothing", "label_smoothing"),
+    ],
+)
+def test_a_field_that_a_config_does_not_have_is_an_error_with_the_nearest(name, nearest):
+    *path, field = name.split(".")
+    section = functools.reduce(getattr, path, default_config())
+    message = f"has no field {field}; did you mean '{nearest}'"
+    with pytest.raises(AttributeError, match=message):
+        setattr(section, field, 3)
+    with pytest.raises(AttributeError, match=message):
+        getattr(section, field)
+    with pytest.raises(KeyError, match=message):
+        section[field]
+    with pytest.raises(KeyError, match=message):
+        default_config().update_from_flattened_dict({name: 3})
+
+
+def test_a_section_may_be_replaced_by_a_plain_one():
+    config = default_config()
+    config.eval = ConfigDict(config.eval.to_dict() | {"every": "1 epoch"})
+    config.optim = {"lr": 0.5}
+    assert config.eval.every == "1 epoch" and config.optim.lr == 0.5
+    assert config.get("no_such", 7) == 7 and not hasattr(config, "no_such")
 
 
 def test_an_entry_is_imported_when_it_is_asked_for():

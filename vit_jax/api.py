@@ -3,39 +3,56 @@ pushed. Each call is what the command of its name runs; the package's top level 
 """
 
 import dataclasses
-import fnmatch
 import functools
-import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import nnx
 
 from vit_jax import evaluation
-from vit_jax.base import places, sizes
+from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.base.sizes import Size
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.augmentation import augment
 from vit_jax.data.record import BadImage
-from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import suites
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.interchange import formats, listing, loading, pushing, remote, tensors_by_name
+from vit_jax.interchange import formats, loading, pushing, tensors_by_name
+from vit_jax.interchange.listing import list_models  # noqa: F401  its earlier place
+from vit_jax.interchange.loading import create_model  # noqa: F401
 from vit_jax.models import registry
 from vit_jax.prediction import overrides, predict
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
-from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images, some_images
+from vit_jax.prediction.images import (
+    Compiled,
+    ImageFile,
+    ImageLike,
+    Pixels,
+    in_few_sizes,
+    named_images,
+    some_images,
+)
 from vit_jax.prediction.maps import Segmented, Segmenter, segment
 from vit_jax.prediction.predict import Prediction
+from vit_jax.prediction.transform import Transform
+
+if TYPE_CHECKING:
+    from vit_jax.annotations import (
+        CheckpointFormat,
+        ComputeOptions,
+        EvaluateFields,
+        ExportOptions,
+        PreprocessingOptions,
+        PushOptions,
+    )  # fmt: skip
 
 _BATCH = 32  # images at a time
 
@@ -58,6 +75,18 @@ class Run(TrainedModel):
     source: str = ""
     stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @overload
+    def __call__(
+        self, images: ImageFile, *, topk: int = 5, thresholds: Sequence[float] = ()
+    ) -> Prediction: ...
+    @overload
+    def __call__(
+        self, images: Pixels, *, topk: int = 5, thresholds: Sequence[float] = ()
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self, images: Iterable[ImageLike], *, topk: int = 5, thresholds: Sequence[float] = ()
+    ) -> list[Prediction]: ...
     def __call__(
         self,
         images: ImageLike | Iterable[ImageLike],
@@ -88,13 +117,21 @@ class Run(TrainedModel):
             raise ConfigError(f"topk={topk}: must be 1 or more")
         given, alone = named_images(images)
         answers: list[Prediction] = []
-        for part in _parts(given):
+        for part in in_few_sizes(given, _BATCH):
             answered = predict.predict(
                 self, part, topk=topk, batch_size=min(len(part), _BATCH), thresholds=thresholds, best=self._best
             )  # fmt: skip
             answers += map(_raise_if_bad, answered)
         return answers[0] if alone else answers
 
+    @overload
+    def segment(self, images: ImageFile, *, windows: str | None = None) -> Segmented: ...
+    @overload
+    def segment(self, images: Pixels, *, windows: str | None = None) -> Any: ...
+    @overload
+    def segment(
+        self, images: Iterable[ImageLike], *, windows: str | None = None
+    ) -> list[Segmented]: ...
     def segment(
         self, images: ImageLike | Iterable[ImageLike], *, windows: str | None = None
     ) -> Segmented | list[Segmented]:
@@ -124,6 +161,15 @@ class Run(TrainedModel):
         data, given = self._data, some_images(images)
         pixels = np.stack([image.read(data) for image in given])
         return np.asarray(augment.prepared(jnp.asarray(pixels), data, jnp.dtype(jnp.float32)))
+
+    @functools.cached_property
+    def transform(self) -> Transform:
+        """`preprocess` for one image, on the host: a path, the bytes of a file, an image of Pillow or an array to
+        (H, W, C) float32, as a loader of another library calls it.
+
+        >>> torchvision.datasets.ImageFolder("photos", transform=run.transform)
+        """
+        return Transform(self._data)
 
     def features(
         self,
@@ -164,7 +210,7 @@ class Run(TrainedModel):
         run, compiled = self._feature_program(wanted)
         given = some_images(images)
         batches = []
-        for part in _parts(given):
+        for part in in_few_sizes(given, _BATCH):
             for _, arrays, bad in compute_features(run, part, min(len(part), _BATCH), compiled):
                 if bad:
                     raise bad[0]
@@ -179,7 +225,12 @@ class Run(TrainedModel):
         return tuple(x.map if maps else x.tokens for x in of_layers)
 
     def evaluate(
-        self, data: epath.PathLike = "", *, suite: str = "", data_dir: str = "", **fields: Any
+        self,
+        data: epath.PathLike = "",
+        *,
+        suite: str = "",
+        data_dir: str = "",
+        **fields: "Unpack[EvaluateFields]",
     ) -> dict[str, float]:
         """Metrics on a data set, as `vit_jax evaluate` finds them.
 
@@ -196,8 +247,9 @@ class Run(TrainedModel):
         Raises:
           ConfigError: there is no such data set, suite or field, or it does not go with the model.
         """
-        changes = [(name.replace("__", "."), _text(value)) for name, value in fields.items()]
-        changes += [(name, _text(value)) for name, value in _fields_of(data)]
+        of_data = overrides.fields_of_data(data)
+        named = {name.replace("__", "."): value for name, value in fields.items()} | of_data
+        changes = [(n, v if isinstance(v, str) else repr(v)) for n, v in named.items()]
         of_sets = suite in suites.SUITES and not data
         if suite and not of_sets:
             if suite not in evaluation.EVALUATORS:
@@ -214,7 +266,13 @@ class Run(TrainedModel):
             run = loading.load_run(self.source, model_options=self.stated, **options)
         return evaluate_run(run, config, suite=suite if of_sets else "", data_dir=data_dir)[0]
 
-    def save(self, path: epath.PathLike, *, format: str = "orbax", **data: Any) -> None:
+    def save(
+        self,
+        path: epath.PathLike,
+        *,
+        format: "CheckpointFormat" = "orbax",
+        **data: "Unpack[PreprocessingOptions]",
+    ) -> None:
         """Writes the model as `vit_jax convert` does.
 
         Args:
@@ -228,7 +286,7 @@ class Run(TrainedModel):
         formats.module(format)
         formats.write_checkpoint(self._checkpoint(data), path, format)
 
-    def export(self, path: str, **options: Any) -> dict[str, Any]:
+    def export(self, path: str, **options: "Unpack[ExportOptions]") -> dict[str, Any]:
         """Writes the model as a program that runs without vit_jax, as `vit_jax export` does.
 
         Args:
@@ -244,7 +302,7 @@ class Run(TrainedModel):
             raise ConfigError(f"{path}: name the file {' or '.join(suffixes)}")
         return exporting.export_run(self, path, to=suffixes[suffix], **options)
 
-    def push(self, repository: str, **options: Any) -> dict[str, Any]:
+    def push(self, repository: str, **options: "Unpack[PushOptions]") -> dict[str, Any]:
         """Uploads the model to the Hugging Face hub, as `vit_jax push` does.
 
         Args:
@@ -297,7 +355,7 @@ def load_run(
     *,
     image_size: Size | str | None = None,
     model: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: "Unpack[ComputeOptions]",
 ) -> Run:
     """A trained model and what is needed to use it, from a checkpoint of any format.
 
@@ -325,77 +383,7 @@ def load_run(
     return Run(**vars(run), source=os.fspath(source), stated=stated)
 
 
-def create_model(
-    name: str, *, image_size: Size | str | None = None, seed: int = 0, **options: Any
-) -> nnx.Module:
-    """A model by name: a new one by a name of `vit_jax models`, a trained one by a name of timm.
-
-    >>> model = vit_jax.create_model("ViT-B/16", num_classes=10, image_size=384, pool="mean")
-    >>> model = vit_jax.create_model("vit_base_patch16_224.augreg_in21k", num_classes=10)
-
-    Args:
-      name: of a model; the weights of timm's names are downloaded from the hub.
-      image_size: pixels of a side, or (height, width); by default what the model was published with.
-      seed: of new parameters.
-      **options: of the model's config; see `load` for those that trained weights can be fitted to.
-    """
-    if remote.timm_address(name):
-        if image_size is not None:
-            options["image_size"] = image_size
-        return loading.load(name, **options)
-    return registry.create_model(name, image_size=image_size, seed=seed, **options)
-
-
-def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
-    """The names of models that match a pattern.
-
-    >>> vit_jax.list_models("ViT-*/16")
-    >>> vit_jax.list_models("ViT-*/16", pretrained=True)   # names of timm, for load_run, load and create_model
-
-    Args:
-      pattern: of names, with * and ?; of published weights also of the model that they belong to.
-      pretrained: published weights, by their names in timm, instead of models without weights.
-    """
-    if not pretrained:
-        return fnmatch.filter(registry.variants(), pattern)
-    return [
-        row["name"]
-        for row in listing.published_table()
-        if fnmatch.fnmatchcase(row["name"], pattern) or fnmatch.fnmatchcase(row["model"], pattern)
-    ]
-
-
-def _parts(given: Sequence[Named]) -> Iterator[Sequence[Named]]:
-    """The images in parts whose batches have few different sizes, so that little is compiled."""
-    whole = len(given) // _BATCH * _BATCH
-    if whole:
-        yield given[:whole]
-    start = whole
-    for size in itertools.takewhile(bool, (_BATCH >> i for i in range(1, _BATCH.bit_length()))):
-        if (len(given) - whole) & size:
-            yield given[start : start + size]
-            start += size
-
-
 def _raise_if_bad(answer: Any) -> Any:
     if isinstance(answer, BadImage):
         raise answer
     return answer
-
-
-def _fields_of(data: epath.PathLike) -> list[tuple[str, Any]]:
-    """The fields of the config that name a data set to evaluate on."""
-    if not data:
-        return []
-    place = places.locate(data, "data") if places.exists(os.fspath(data)) else None
-    if place is None:
-        if os.path.isabs(data) or os.fspath(data).startswith((".", "~")):
-            raise ConfigError(f"{data} does not exist{places.nearest_existing(data)}")
-        return [("data.name", os.fspath(data)), ("data.path", "")]
-    name = "prepared" if (place / DESCRIPTION).exists() else "folder"
-    return [("data.name", name), ("data.path", str(place))]
-
-
-def _text(value: Any) -> str:
-    """A value as the command line has it."""
-    return value if isinstance(value, str) else repr(value)

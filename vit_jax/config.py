@@ -9,17 +9,21 @@ file, even one that a recipe registers.
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
-from vit_jax.base.sections import RootConfig
+from vit_jax.base.sections import ConfigSection, RootConfig
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import classifier
 from vit_jax.models import registry as models
 from vit_jax.optim.options import Optim
+
+if TYPE_CHECKING:
+    from vit_jax.annotations import RunConfig
 
 # The value of `init_from` in a recipe that needs a checkpoint, until the user names one.
 CHECKPOINT = "CHECKPOINT"
@@ -173,7 +177,7 @@ class Log:
     )
     wandb: str = option(
         "",
-        "project of Weights & Biases where metrics go too (pip install 'vit_jax[wandb]'); '': nowhere",
+        "project of Weights & Biases where metrics go too (extra 'wandb' of the installation); '': nowhere",
     )
     parameters: bool = option(
         False, "print a table of all parameters, with their shapes and shardings, at the start"
@@ -398,9 +402,9 @@ def _joined(model: type, objective: type) -> type[Config]:
     return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)
 
 
-def default_config() -> ConfigDict:
+def default_config() -> "RunConfig":
     """The config of which every recipe says what differs; locked. `config.model` has the options of the default's
     family, until another is named.
     """
     names = {"model": vars(models.Name()), "objective": vars(objectives.Name())}
-    return schema.to_config(config_class(names), RootConfig)
+    return cast("RunConfig", schema.to_config(config_class(names), RootConfig, ConfigSection))

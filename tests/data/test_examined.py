@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.install import pip_install
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError
@@ -86,7 +87,7 @@ def test_what_is_wrong_is_listed_with_counts_before_an_image_is_asked_for(phone,
         "3 of 43 images cannot be read: cat/empty.jpg: it is empty (0 bytes); dog/cut.jpg: its end is"
         in caplog.text
     )
-    assert "dog/photo.heic: HEIC needs pillow-heif: pip install 'vit_jax[heic]'" in caplog.text
+    assert f"dog/photo.heic: HEIC needs pillow-heif: {pip_install('heic')}" in caplog.text
     assert (
         "6 images are copies of others, byte for byte: cat/IMG_0 (1).jpg = cat/IMG_0.jpg; "
         in caplog.text

@@ -77,7 +77,7 @@ def test_a_missing_compiler_is_reported_and_the_mesh_is_checked_all_the_same(
 
     def find(name, *, slices=1):
         if not name.startswith("cpu"):
-            raise ConfigError("needs the TPU compiler: pip install 'vit_jax[plan]'")
+            raise ConfigError("needs the TPU compiler: install the extra plan")
         return real(name, slices=slices)
 
     real = elsewhere.find
@@ -86,7 +86,7 @@ def test_a_missing_compiler_is_reported_and_the_mesh_is_checked_all_the_same(
     code, out, err = command(*words, "--topology=v5e:2x2")
     assert code == 0, err
     (sentence,) = json.loads(out.splitlines()[-1])["unchecked"]
-    assert sentence.startswith("memory, time and cost") and "vit_jax[plan]" in sentence
+    assert sentence.startswith("memory, time and cost") and "the extra plan" in sentence
     code, _, err = command(*words, "--topology=v5e:2x2", "--config.mesh.tensor=3")
     assert code == 2 and "does not fit the 4 devices" in err
 

@@ -79,8 +79,10 @@ def check_name(address: str, field: str) -> None:
         )
     package, extra = _PACKAGES[scheme]
     if importlib.util.find_spec(package) is None:
+        from vit_jax.base.install import pip_install
+
         raise ConfigError(
-            f"{field}{address}: reading buckets needs {package}: pip install 'vit_jax[{extra}]'"
+            f"{field}{address}: reading buckets needs {package}: {pip_install(extra)}"
         )
 
 

@@ -12,12 +12,13 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict, config_dict
 
 from vit_jax.base.errors import ConfigError
 
+C = TypeVar("C", bound=ConfigDict)
 _ABSENT = object()
 _COMPARISONS = {
     "minimum": ("must be at least", lambda value, bound: value >= bound),
@@ -69,12 +70,12 @@ def option(
     return dataclasses.field(default=default, metadata=metadata | {"choices": tuple(choices)})
 
 
-def section(cls, *, may_change: bool = False, kind: type[ConfigDict] = ConfigDict):
+def section(cls, *, may_change: bool = False, kind: type[ConfigDict] | None = None):
     """A dataclass field that is a section of options, `cls` being the dataclass that declares them.
 
     Args:
       may_change: whether a resumed run may have other values: they do not change what is learned.
-      kind: the class of the section in a config.
+      kind: the class of the section in a config, if it has its own.
     """
     metadata = {"section": cls, "may_change": may_change, "kind": kind}
     return dataclasses.field(default_factory=cls, metadata=metadata)
@@ -127,19 +128,23 @@ def may_change(cls: type, prefix: str = "") -> Iterator[str]:
             yield name
 
 
-def to_config(cls: type, kind: type[ConfigDict] = ConfigDict) -> ConfigDict:
+def to_config(
+    cls: type, kind: type[ConfigDict] = ConfigDict, section_kind: type[ConfigDict] = ConfigDict
+) -> ConfigDict:
     """The config with every default of `cls`, its sections as nested configs; locked, so that
     unknown names are errors.
 
     Args:
       kind: what the outermost is.
+      section_kind: what sections are, if they have no class of their own.
     """
     config = kind()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         value_type = option_type(hints[field.name])
         if "section" in field.metadata:
-            config[field.name] = to_config(field.metadata["section"], field.metadata["kind"])
+            of_section = field.metadata["kind"] or section_kind
+            config[field.name] = to_config(field.metadata["section"], of_section, section_kind)
         elif field.default is None:
             config[field.name] = config_dict.placeholder(value_type)
         elif value_type is object:
@@ -149,7 +154,7 @@ def to_config(cls: type, kind: type[ConfigDict] = ConfigDict) -> ConfigDict:
     return config.lock()
 
 
-def fill(config: ConfigDict, saved: dict) -> ConfigDict:
+def fill(config: C, saved: dict) -> C:
     """`config` with the values of a saved one, read back from JSON, which knows no tuples; fields
     that the saved one lacks keep their default, and those that no longer exist are skipped. A name comes first:
     it decides which other options there are.
@@ -278,6 +283,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close := same or difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+
+
+def no_such_field(name: str, known: Iterable[str], where: str = "config") -> str:
+    """The message for a field that `where` does not have: `known` are the dotted names of those that it has."""
+    known = list(known)
+    inside = [field for field in known if field.startswith(f"{name}.")]
+    if inside:
+        return f"config.{name} is a section: set one of its fields, such as config.{inside[0]}"
+    namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
+    hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
+    return f"{where} has no field {name}{hint}"
 
 
 def _plain(name: str) -> str:

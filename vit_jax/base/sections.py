@@ -6,6 +6,7 @@ may still have.
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from absl import logging
 from ml_collections import ConfigDict, config_dict
@@ -13,7 +14,33 @@ from ml_collections import ConfigDict, config_dict
 from vit_jax.base import schema
 
 
-class NamedSection(ConfigDict):
+class UnknownField(KeyError):
+    """A config has no field of this name. Its arguments are the section and the name."""
+
+    def __str__(self) -> str:
+        section, name = self.args
+        return section._message(name)
+
+
+class ConfigSection(ConfigDict):
+    """A section of a config, whose errors for unknown fields have the nearest name."""
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return super().__getitem__(key)
+        except KeyError as error:
+            raise error if isinstance(error, UnknownField) else UnknownField(self, key) from None
+
+    def __setitem__(self, key: str, value: object) -> None:
+        if self.is_locked and key not in self and "." not in str(key):
+            raise UnknownField(self, key)
+        super().__setitem__(key, value)
+
+    def _message(self, name: str) -> str:
+        return schema.no_such_field(name, self.keys(), "this section of the config")
+
+
+class NamedSection(ConfigSection):
     """A section with the options of what its `name` names; another name swaps them, and what was set stays.
 
     Options of others are found too, so that their order does not matter: all are imported for the first that
@@ -59,6 +86,11 @@ class NamedSection(ConfigDict):
     def option(self, name: str) -> dataclasses.Field | None:
         """The option of this name: that of what is named, or else of others; `None` if there is none."""
         return _options(self._named(self)).get(name) or _options(self.everything()).get(name)
+
+    def _message(self, name: str) -> str:
+        return schema.no_such_field(
+            name, _options(self.everything()), f"config.{self.TITLE.lower()}"
+        )
 
     def __setitem__(self, key: str, value: object) -> None:
         if self.is_locked and key not in self and (option := self.option(key)):
@@ -121,11 +153,22 @@ def with_current_sections(config: dict) -> dict:
     return {RENAMED.get(name, name): value for name, value in config.items()}
 
 
-class RootConfig(ConfigDict):
+class RootConfig(ConfigSection):
     """A config whose sections are found by the names of earlier versions too; see `current_name`."""
 
-    def __getitem__(self, key: str):
+    def __getitem__(self, key: str) -> Any:
         return super().__getitem__(current_name(key))
+
+    def __setitem__(self, key: str, value: object) -> None:
+        section = self.get(key) if type(value) is ConfigDict else None
+        # ml_collections wants the class that the section has.
+        super().__setitem__(key, type(section)(value) if section is not None else value)
+
+    def _message(self, name: str) -> str:
+        sections = [key for key, value in self.items() if isinstance(value, ConfigDict)]
+        return schema.no_such_field(
+            name, [*self, *(f"{key}.{field}" for key in sections for field in self[key])]
+        )
 
     def update_from_flattened_dict(
         self, flattened_dict: Mapping[str, object], strip_prefix: str = ""

@@ -9,7 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import converted, is_read, nearest, option_type, options, walk
+from vit_jax.base.schema import converted, is_read, no_such_field, option_type, options, walk
 from vit_jax.base.sections import NamedSection, current_name
 
 # Options of earlier versions, and why they are no longer needed.
@@ -42,7 +42,7 @@ def change(
             continue
         option = _named_option(config, name) or fields.get(name)
         if option is None:
-            raise ConfigError(_unknown(name, _known(config, fields)))
+            raise ConfigError(no_such_field(name, _known(config, fields)))
         value = parse_value(name, text, option)
         *path, field = name.split(".")
         section = config
@@ -145,12 +145,3 @@ def literal(text: str):
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError):
         return text
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    inside = [field for field in known if field.startswith(f"{name}.")]
-    if inside:
-        return f"config.{name} is a section: set one of its fields, such as config.{inside[0]}"
-    namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
-    hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
-    return f"config has no field {name}{hint}"

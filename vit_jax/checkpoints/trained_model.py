@@ -1,13 +1,16 @@
 """A trained model and what is needed to use it, wherever it comes from."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from etils import epath
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax.checkpoints.objective_weights import Own
 from vit_jax.models import classifier
+
+if TYPE_CHECKING:
+    from vit_jax.annotations import RunConfig
 
 
 @dataclasses.dataclass
@@ -26,7 +29,7 @@ class TrainedModel:
 
     model: nnx.Module
     model_config: classifier.ClassifierConfig
-    config: ConfigDict
+    config: "RunConfig"
     classes: tuple[str, ...]
     step: int
     directory: epath.Path

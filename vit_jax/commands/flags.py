@@ -35,7 +35,7 @@ def help_of(command: object) -> str:
 
     width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
     text = [inspect.getdoc(command), ""]
-    for flag in _own_flags():
+    for flag in own_flags():
         line = " ".join(f"--{flag.name}: {flag.help}".split())
         text += textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="      ")
     if "config" not in FLAGS:
@@ -362,8 +362,8 @@ def _is_switch(name: str) -> bool:
     return field is not None and option_type(field.type) is bool
 
 
-def _own_flags() -> list[flags.Flag]:
-    """The flags of the command, not those that libraries define."""
+def own_flags() -> list[flags.Flag]:
+    """The flags of a command, not those that libraries define."""
     modules = FLAGS.flags_by_module_dict()
     ours = [name for name in modules if name.startswith(f"{__package__}.")]
     ours.sort(key=lambda name: name == __name__)  # those that commands share come last
@@ -373,7 +373,7 @@ def _own_flags() -> list[flags.Flag]:
 def _unknown_flag(name: str) -> str:
     from vit_jax.base.schema import nearest
 
-    known = [f"--{flag.name}" for flag in _own_flags()]
+    known = [f"--{flag.name}" for flag in own_flags()]
     return f"there is no flag --{name}{nearest(f'--{name}', known)}"
 
 

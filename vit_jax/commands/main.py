@@ -36,6 +36,7 @@ COMMANDS: LazyTable[Callable[[], None]] = LazyTable(
         "plan": "vit_jax.commands.run_commands:plan",
         "launch": "vit_jax.commands.launch_command:launch",
         "benchmark": "vit_jax.commands.benchmark_command:benchmark",
+        "completion": "vit_jax.commands.completion_command:completion",
     }
 )
 

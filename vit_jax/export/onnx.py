@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.install import pip_install
 from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
@@ -28,7 +29,7 @@ def check_installed() -> None:
     try:
         import onnx  # noqa: F401
     except ImportError as error:
-        raise ConfigError("export --to=onnx needs onnx: pip install vit_jax[onnx]") from error
+        raise ConfigError(f"export --to=onnx needs onnx: {pip_install('onnx')}") from error
 
 
 def write(
@@ -78,7 +79,7 @@ def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(
-            "to run an ONNX file needs onnxruntime: pip install vit_jax[onnx]"
+            f"to run an ONNX file needs onnxruntime: {pip_install('onnx')}"
         ) from error
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (images,) = session.get_inputs()

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+PRECISIONS = ("float32", "bfloat16", "int8")
 _LEAST = 1024  # numbers; smaller arrays stay as they are
 
 

@@ -22,6 +22,7 @@ from vit_jax.data.record import BadImage
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of, make_forward, make_network
 from vit_jax.export import onnx, stablehlo
+from vit_jax.export.precision import PRECISIONS
 from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
@@ -105,6 +106,12 @@ def export_run(
     Args:
       files: images to compare the file's answers on with the model's.
     """
+    for name, value, known in (
+        ("normalization", normalization, (INSIDE, BESIDE)),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in known:
+            raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
     target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
     if run.own is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")

@@ -15,6 +15,7 @@ import jaxlib
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.install import pip_install
 from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
@@ -32,7 +33,7 @@ def check_installed() -> None:
     try:
         import flatbuffers  # noqa: F401  what jax.export writes with
     except ImportError as error:
-        raise ConfigError("export needs flatbuffers: pip install vit_jax[export]") from error
+        raise ConfigError(f"export needs flatbuffers: {pip_install('export')}") from error
 
 
 def write(

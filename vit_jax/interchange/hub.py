@@ -16,6 +16,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.base.install import pip_install
 from vit_jax.interchange import pytorch
 from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR
 from vit_jax.models import published
@@ -48,7 +49,7 @@ def fetch(name: str) -> epath.Path:
         import huggingface_hub  # noqa: F401
     except ImportError:
         raise ConfigError(
-            f"{name}: reading from the hub needs huggingface_hub: pip install 'vit_jax[hub]'"
+            f"{name}: reading from the hub needs huggingface_hub: {pip_install('hub')}"
         ) from None
     repo, revision, file = match["repo"], match["revision"] or "main", match["file"]
     try:

@@ -3,6 +3,7 @@ their families' files, as are the accuracies that were published.
 """
 
 import dataclasses
+import fnmatch
 import functools
 import inspect
 import re
@@ -18,6 +19,25 @@ SIZES = ("depth", "width", "mlp_dim", "heads")
 COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)
 _PREPARED = ("image_size", "eval_crop", "eval_resize", "interpolation", "mean", "std")
 PUBLISHED = ("name", "model", "family", "depth", "width", *_PREPARED, "source")
+
+
+def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
+    """The names of models that match a pattern.
+
+    >>> vit_jax.list_models("ViT-*/16")
+    >>> vit_jax.list_models("ViT-*/16", pretrained=True)   # names of timm, for load_run, load and create_model
+
+    Args:
+      pattern: of names, with * and ?; of published weights also of the model that they belong to.
+      pretrained: published weights, by their names in timm, instead of models without weights.
+    """
+    if not pretrained:
+        return fnmatch.filter(registry.variants(), pattern)
+    return [
+        row["name"]
+        for row in published_table()
+        if fnmatch.fnmatchcase(row["name"], pattern) or fnmatch.fnmatchcase(row["model"], pattern)
+    ]
 
 
 def model_rows(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 from absl import logging
@@ -17,9 +17,12 @@ from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels import imagenet
 from vit_jax.devices import meshes
-from vit_jax.interchange import checkpoint_file, fitting, formats, orbax, tensors_by_name
+from vit_jax.interchange import checkpoint_file, fitting, formats, orbax, remote, tensors_by_name
 from vit_jax.models import classifier, published, registry
 from vit_jax.models.registry import Weights
+
+if TYPE_CHECKING:
+    from vit_jax.annotations import ComputeOptions, LoadOptions, ModelName, ModelOptions
 
 
 def load(
@@ -28,7 +31,7 @@ def load(
     resize: str = "scipy",
     init_channels: str = "error",
     allow_nonfinite: bool = False,
-    **overrides: Any,
+    **overrides: "Unpack[LoadOptions]",
 ) -> nnx.Module:
     """A model from a checkpoint of any format; its `config` says what was recognised.
 
@@ -93,12 +96,36 @@ def read_model(
     return formats.read_checkpoint(path, **model_options or {})
 
 
+def create_model(
+    name: "ModelName | str",
+    *,
+    image_size: sizes.Size | str | None = None,
+    seed: int = 0,
+    **options: "Unpack[ModelOptions]",
+) -> nnx.Module:
+    """A model by name: a new one by a name of `vit_jax models`, a trained one by a name of timm.
+
+    >>> model = vit_jax.create_model("ViT-B/16", num_classes=10, image_size=384, pool="mean")
+    >>> model = vit_jax.create_model("vit_base_patch16_224.augreg_in21k", num_classes=10)
+
+    Args:
+      name: of a model; the weights of timm's names are downloaded from the hub.
+      image_size: pixels of a side, or (height, width); by default what the model was published with.
+      seed: of new parameters.
+      **options: of the model's config; see `load` for those that trained weights can be fitted to.
+    """
+    if remote.timm_address(name):
+        size: LoadOptions = {} if image_size is None else {"image_size": image_size}
+        return load(name, **size, **options)
+    return registry.create_model(name, image_size=image_size, seed=seed, **options)
+
+
 def load_run(
     path: epath.PathLike,
     mesh: jax.sharding.Mesh | None = None,
     *,
     model_options: Mapping[str, Any] | None = None,
-    **options,
+    **options: "Unpack[ComputeOptions]",
 ) -> TrainedModel:
     """A trained model and what is needed to use it, from a checkpoint of any format.
 
@@ -303,7 +330,7 @@ def convert(
     *,
     data: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
-    **overrides: Any,
+    **overrides: "Unpack[LoadOptions]",
 ) -> formats.LoadedCheckpoint:
     """Rewrites a checkpoint in another format; see `formats.read_checkpoint` for what `overrides` do.
 

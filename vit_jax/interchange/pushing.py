@@ -14,6 +14,7 @@ from typing import Any
 from absl import logging
 
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
+from vit_jax.base.install import pip_install
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.interchange import formats, model_card, saved_objectives
 from vit_jax.interchange.checkpoint_file import CONFIG
@@ -100,7 +101,7 @@ def check_push(repository: str, format: str, *, dry_run: bool) -> None:
     try:
         import huggingface_hub
     except ImportError:
-        raise ConfigError("push needs huggingface_hub: pip install 'vit_jax[hub]'") from None
+        raise ConfigError(f"push needs huggingface_hub: {pip_install('hub')}") from None
     if not dry_run and not huggingface_hub.get_token():
         raise ConfigError(f"push needs a token of the hub with the right to write: {_LOGIN}")
 

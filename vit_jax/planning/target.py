@@ -10,6 +10,7 @@ import sysconfig
 import jax
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.install import pip_install
 from vit_jax.base.schema import nearest
 from vit_jax.devices import chips, gpus, libtpu, meshes
 
@@ -105,8 +106,8 @@ def _tpu_devices(kind: str, shape: str, slices: int) -> list:
         ).devices
     except (RuntimeError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         raise ConfigError(
-            f"--topology={kind}:{shape} needs the TPU compiler: pip install 'vit_jax[plan]', which brings the"
-            f" libtpu of jax {jax.__version__} ({str(error).splitlines()[0]})"
+            f"--topology={kind}:{shape} needs the TPU compiler: {pip_install('plan')}, which brings"
+            f" the libtpu of jax {jax.__version__} ({str(error).splitlines()[0]})"
         ) from error
 
 
@@ -131,8 +132,8 @@ def _check_cuda_plugin() -> None:
         free = shutil.disk_usage(sysconfig.get_path("purelib")).free / 1e9
         room = "" if free > _CUDA_GB else f", and only {free:.1f} GB are free there"
         raise ConfigError(
-            "GPUs are planned with JAX's compiler for CUDA: pip install 'vit_jax[plan-gpu]' (no GPU and no driver"
-            f" are needed; it takes {_CUDA_GB} GB of {sysconfig.get_path('purelib')}{room})"
+            f"GPUs are planned with JAX's compiler for CUDA: {pip_install('plan-gpu')} (no GPU and no"
+            f" driver are needed; it takes {_CUDA_GB} GB of {sysconfig.get_path('purelib')}{room})"
         )
     name, version = next(iter(installed.items()))
     needed = _version("jaxlib")

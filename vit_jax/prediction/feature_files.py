@@ -16,6 +16,7 @@ from etils import epath
 
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.install import pip_install
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.models.layer_features import LayerFeatures
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
@@ -174,7 +175,7 @@ class _Parquet:
             import pyarrow.parquet
         except ImportError as error:
             raise ConfigError(
-                "a .parquet file needs pyarrow: pip install pyarrow, or name the file .npz"
+                f"a .parquet file needs pyarrow: {pip_install('parquet')}, or name the file .npz"
             ) from error
         self._arrow, self._path, self._writer = pyarrow, path, None
 

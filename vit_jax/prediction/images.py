@@ -63,8 +63,11 @@ class Compiled(NamedTuple):
     function: Callable[..., Any]
 
 
-# A path, the bytes of a file, an image of Pillow, or pixels (H, W, C) or (H, W).
-ImageLike = str | os.PathLike | bytes | Image.Image | np.ndarray | jax.Array
+ImageFile = (
+    str | os.PathLike | bytes | Image.Image
+)  # a path, the bytes of a file, an image of Pillow
+Pixels = np.ndarray | jax.Array  # (H, W, C) or (H, W); of several images (n, H, W, C)
+ImageLike = ImageFile | Pixels
 
 
 def named_images(images: ImageLike | Iterable[ImageLike]) -> tuple[list[Named], bool]:
@@ -92,6 +95,18 @@ def some_images(images: ImageLike | Iterable[ImageLike]) -> list[Named]:
     if not named:
         raise ConfigError("images is empty: pass one image or several")
     return named
+
+
+def in_few_sizes(given: Sequence[Named], most: int) -> Iterator[Sequence[Named]]:
+    """Images in parts whose batches of up to `most` have few different sizes, so that little is compiled."""
+    whole = len(given) // most * most
+    if whole:
+        yield given[:whole]
+    start = whole
+    for size in itertools.takewhile(bool, (most >> i for i in range(1, most.bit_length()))):
+        if (len(given) - whole) & size:
+            yield given[start : start + size]
+            start += size
 
 
 def _named_image(image: ImageLike, name: str) -> Named:

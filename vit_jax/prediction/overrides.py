@@ -3,19 +3,21 @@ the model is computed; what `predict` and `convert` may: how images are prepared
 have no effect, and is refused.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.base import schema, sizes
+from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import change
 from vit_jax.checkpoints import descriptions
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import sources
+from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import leakage
 from vit_jax.interchange import loading
 
@@ -120,6 +122,23 @@ def check_changes(
                 f"evaluate cannot use config.{name}. Besides data and eval it takes {', '.join(usable)}; "
                 "what the model is, the checkpoint says"
             )
+
+
+def fields_of_data(data: epath.PathLike) -> dict[str, str]:
+    """The fields of the config that name a data set to evaluate on: a folder, a prepared set, or a name; {} of ''.
+
+    Raises:
+      ConfigError: it is a path where nothing is.
+    """
+    if not data:
+        return {}
+    place = places.locate(data, "data") if places.exists(os.fspath(data)) else None
+    if place is None:
+        if os.path.isabs(data) or os.fspath(data).startswith((".", "~")):
+            raise ConfigError(f"{data} does not exist{places.nearest_existing(data)}")
+        return {"data.name": os.fspath(data), "data.path": ""}
+    name = "prepared" if (place / DESCRIPTION).exists() else "folder"
+    return {"data.name": name, "data.path": str(place)}
 
 
 def load_for_images(

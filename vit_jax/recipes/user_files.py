@@ -12,6 +12,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -21,11 +22,14 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 from vit_jax.recipes import shipped
 
+if TYPE_CHECKING:
+    from vit_jax.annotations import RunConfig
+
 # How recipes of `to_python` register files: `register` up to version 0.2.
 _REGISTER = ("register_file", "register")
 
 
-def load_config(spec: str) -> ConfigDict:
+def load_config(spec: str) -> "RunConfig":
     """The config of a recipe: `NAME`, `FILE`, or either with `:ARGUMENT`, e.g. `vit_i21k:B/16,light2`.
 
     A NAME is that of a recipe of this package (`vit_jax recipes` lists them); a local file NAME.py comes first. The
@@ -35,7 +39,7 @@ def load_config(spec: str) -> ConfigDict:
     Raises:
       ConfigError: there is no such file, it fails, it is no config, or it refuses the argument.
     """
-    return _config(*_module(spec), spec)
+    return cast("RunConfig", _config(*_module(spec), spec))
 
 
 def load_recipe(spec: str) -> dict[str, ConfigDict]:

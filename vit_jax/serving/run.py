@@ -10,6 +10,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.install import pip_install
 from vit_jax.export.engines import ONNXRUNTIME
 from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
@@ -53,7 +54,7 @@ def serve(
     try:
         from vit_jax.serving.server import Server
     except ImportError as error:
-        raise ConfigError(f"serve needs {error.name}: pip install vit_jax[serve]") from error
+        raise ConfigError(f"serve needs {error.name}: {pip_install('serve')}") from error
     run = load_for_images(path, settings, "serve", model_options)
     if not run.model_config.num_classes and run.own is None:
         raise ConfigError(

@@ -250,7 +250,9 @@ def _register_heic() -> None:
     try:
         import pillow_heif
     except ImportError:
-        raise ValueError("HEIC needs pillow-heif: pip install 'vit_jax[heic]'") from None
+        from vit_jax.base.install import pip_install
+
+        raise ValueError(f"HEIC needs pillow-heif: {pip_install('heic')}") from None
     pillow_heif.register_heif_opener()
 
 

@@ -15,6 +15,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.install import pip_install
 from vit_jax.base.schema import nearest
 from vit_jax.data.options import Data
 from vit_jax.data.sources.known_sets import NAMED
@@ -52,7 +53,7 @@ def download(config_data: Data) -> None:
     if importlib.util.find_spec("tensorflow") is None:
         raise ConfigError(
             f"{name!r} is not prepared in {folder}, and TFDS needs TensorFlow to do it: "
-            "pip install 'vit_jax[prepare]'. Training does not need it"
+            f"{pip_install('prepare')}. Training does not need it"
         )
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.util import DownloadError

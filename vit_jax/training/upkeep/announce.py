@@ -84,9 +84,11 @@ def announce_devices(mesh: jax.sharding.Mesh) -> None:
     use = gpus.describe_use(socket.gethostname(), used, os.environ, gpus.on_node())
     uses = [json.loads(use) for use in processes.gather("devices", json.dumps(use))]
     for node, (used, available) in gpus.find_unused(uses).items():
+        from vit_jax.base.install import pip_install
+
         logging.warning(
             "%s: the run uses %d of the node's %d GPUs. One process on each node uses all of them, and "
-            "so does one for each GPU; JAX needs pip install 'vit_jax[cuda13]'", node, used, available,
+            "so does one for each GPU; JAX needs %s", node, used, available, pip_install("cuda13"),
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import places
+from vit_jax.base.install import pip_install
 from vit_jax.training.upkeep.writers import Histogram, MetricWriter
 
 ID = "wandb_id.txt"
@@ -32,8 +33,8 @@ class WandbWriter(MetricWriter):
             import wandb
         except ImportError:
             logging.error(
-                "config.log.wandb = %s: the package wandb is not installed (pip install 'vit_jax[wandb]'); the run "
-                "continues without it", project,
+                "config.log.wandb = %s: the package wandb is not installed (%s); the run continues without it",
+                project, pip_install("wandb"),
             )  # fmt: skip
             return
         self._wandb = wandb

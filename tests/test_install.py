@@ -1,0 +1,72 @@
+"""What messages say about installing an extra, and the project's address, of which there is one."""
+
+import ast
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+
+from vit_jax.base.install import REPOSITORY, _command
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GIT = {"url": "https://host/team/vit_jax", "vcs_info": {"vcs": "git", "commit_id": "abc123"}}
+ARCHIVE = {"url": "https://host/vit_jax-0.2.0.tar.gz", "archive_info": {}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        (None, f"vit_jax[hub] @ git+{REPOSITORY}"),
+        (GIT, "vit_jax[hub] @ git+https://host/team/vit_jax@abc123"),
+        (ARCHIVE, "vit_jax[hub] @ https://host/vit_jax-0.2.0.tar.gz"),
+    ],
+    ids=["unknown", "repository", "archive"],
+)
+def test_an_extra_is_installed_from_where_the_package_came_from(origin, requirement):
+    words = shlex.split(_command("hub", json.dumps(origin) if origin else ""))
+    assert words == ["pip", "install", requirement]
+    assert Requirement(requirement).extras == {"hub"}
+
+
+def test_an_extra_of_a_clone_or_a_wheel_is_installed_from_its_path(tmp_path):
+    folder, wheel = tmp_path / "my clone", tmp_path / "vit_jax-0.2.0-py3-none-any.whl"
+    folder.mkdir()
+    wheel.touch()
+    clone = {"url": folder.as_uri(), "dir_info": {"editable": True}}
+    words = shlex.split(_command("hub", json.dumps(clone)))
+    assert words == ["pip", "install", "--editable", f"{folder}[hub]"]
+    built = json.dumps({"url": wheel.as_uri(), "archive_info": {}})
+    assert shlex.split(_command("hub", built))[-1] == f"vit_jax[hub] @ {wheel.as_uri()}"
+    wheel.unlink()
+    assert shlex.split(_command("hub", built))[-1].endswith(f"git+{REPOSITORY}")
+
+
+def test_every_message_about_an_extra_uses_the_one_sentence_and_names_one_that_there_is():
+    extras = set(re.findall(r'^        "([\w-]+)": ', (ROOT / "setup.py").read_text(), re.M))
+    named = set()
+    for path in (ROOT / "vit_jax").rglob("*.py"):
+        text = path.read_text()
+        if path.name != "install.py":
+            assert not re.search(r"pip install [^\n]*vit_jax", text), path
+        for node in ast.walk(ast.parse(text)) if "pip_install(" in text else ():
+            is_call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "pip_install"
+            if is_call and isinstance(node.args[0], ast.Constant):
+                named.add(node.args[0].value)
+    assert {"hub", "plan", "onnx"} <= named <= extras
+    assert {"gcs", "s3"} <= extras  # of `base/buckets.py`
+
+
+def test_all_files_have_the_address_of_the_repository_that_is_in_the_code():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "launch").rglob("*")]
+    for page in (page for page in pages if page.is_file() and page.suffix != ".pyc"):
+        for address in re.findall(r"git\+(\w+://[^\s'\"`@]+)", page.read_text()):
+            assert address.rstrip("/").removesuffix(".git") == REPOSITORY, page
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--url"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.split()[-1] == REPOSITORY, done.stderr
