@@ -132,7 +132,10 @@ def check_label(flag: str, value: str, longest: int = MAX_LABEL) -> None:
 def check_bucket(value: str) -> None:
     """Raises `ConfigError` unless it is a bucket's name."""
     if value and not re.fullmatch(r"[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]", value):
-        raise ConfigError(f"--bucket={value}: must be the name of a bucket alone, without gs://")
+        raise ConfigError(
+            f"--bucket={value}: must be the name of a bucket alone, without gs://, of "
+            "lower-case letters, digits, '-', '_' and '.'"
+        )
 
 
 def variables(assignments: list[str]) -> dict[str, str]:

@@ -426,7 +426,7 @@ class AugmentSection(_Fields):
     solarize: float
     'probability that values from 128 on are inverted (default: 0.0)'
     randaugment_layers: int
-    'RandAugment operations per image; 0: none (default: 0)'
+    'RandAugment operations; 0: none (default: 0)'
     randaugment_magnitude: float
     'RandAugment strength, of 10 (AugReg goes to 20) (default: 10.0)'
     randaugment_kind: Literal['tensorflow', 'timm', 'timm-inc1']

@@ -1,6 +1,7 @@
 """What `train` and `train --dry_run` refuse before anything is done."""
 
 import dataclasses
+import itertools
 
 import jax
 import pytest
@@ -8,10 +9,16 @@ import pytest
 import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax import evaluation
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.planning import rough
 from vit_jax.planning.dry_run import dry_run
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.upkeep import announce
+
+
+def mixture(*sets):
+    return {"data.name": "mixture", "data.mixture": sets}
+
 
 REFUSED = {
     "config.eval.best = 'acc' .*accuracy": {"eval.best": "acc"},
@@ -31,6 +38,36 @@ REFUSED = {
     "config.model.*this machine's CPU": {"model.depth": 10**9},
     "config.batch_size .* = 36 cannot be spread over 8 devices": {"batch_size": 36},
     "config.data.path = '/photos' has no effect": {"data.path": "/photos"},
+    "config.data.threads = 100000 must be at most": {"data.threads": 100_000},
+    r"config.optim.lr = 1e\+30 must be at most": {"optim.lr": 1e30},
+    "config.optim.weight_decay = 1000 times the learning rate .* is 3": {
+        "optim.weight_decay": 1000.0, "optim.lr": 0.003,
+    },
+    "config.log.every = '0 steps' must be at least one step": {"log.every": "0 steps"},
+    "config.data.mixture: .* an epoch, .* has 1.44e": mixture(("digits", 1e99), ("digits", 1)),
+    "config.data.mixture: a mixture cannot be one of its own": mixture(("mixture", 1)),
+    "config.data.mixture: '/nowhere' does not exist": mixture(("/nowhere", 1)),
+    "config.data.image_size = 1000000 pixels take": {"data.image_size": 1_000_000},
+    "batches of config.batch_size = 8,000,000,000,000": {"batch_size": 8 * 10**12},
+    "config.eval.batch_size = 8,000,000,000,000": {"eval.batch_size": 8 * 10**12},
+    "config.data.prefetch = 1000000000 batches": {"data.prefetch": 10**9},
+    "config.duration = '1e300 epochs' is more than": {"duration": "1e300 epochs"},
+    "config.eval.every = '1e300 epochs' is more than": {"eval.every": "1e300 epochs"},
+    "config.duration = '5%': there is no whole": {"duration": "5%"},
+    "config.model.depth = 1000.* has more than 64 bits": {"model.depth": 10**99},
+    "config.data.repeats = 64 must be at most config.batch_size = 32": {"data.repeats": 64},
+    "config.compilation_cache=gs:/bucket": {"compilation_cache": "gs:/bucket"},
+    "config.data.read_ahead = 1e": {"data.read_ahead": 1e30},
+    "config.augment.mixup = 1e": {"augment.mixup": 1e30},
+    "config.augment.randaugment_layers = 1000000": {"augment.randaugment_layers": 10**6},
+    "config.optim.weight_decay_rules: the pattern 1 is not text": {
+        "optim.weight_decay_rules": ((1, 2),),
+    },
+    "config.optim.lr_rules: .* must be a number from 0 on": {"optim.lr_rules": ((".*", -1.0),)},
+    "config.eval.evaluators: .* is neither NAME nor": {"eval.evaluators": (("accuracy", 3),)},
+    "config.data.train_split = 'nosuch'": {"data.train_split": "nosuch"},
+    "config.data.eval_split = 'nosuch'": {"data.eval_split": "nosuch"},
+    "config.data.cache=/proc/cache": {"data.cache": "/proc/cache"},
 }  # fmt: skip
 
 
@@ -45,11 +82,53 @@ def tiny(**fields):
 def test_a_dry_run_refuses_what_training_refuses_before_it_writes(message, fields, tmp_path):
     config = tiny()
     config.update_from_flattened_dict(fields)
-    with pytest.raises(ConfigError, match=message):
-        dry_run(config, tmp_path / "run")
-    with pytest.raises(ConfigError, match=message):
-        vit_jax.train(config, tmp_path / "run")
+    check_both_refuse(config, tmp_path / "run", message)
     assert not (tmp_path / "run").exists()
+
+
+def check_both_refuse(config, workdir, message):
+    """A dry run and a run end with the same sentence."""
+    with pytest.raises(UserError, match=message) as planned:
+        dry_run(config, workdir)
+    with pytest.raises(UserError) as ended:
+        vit_jax.train(config, workdir)
+    assert str(planned.value) == str(ended.value) and type(planned.value) is type(ended.value)
+
+
+@pytest.mark.parametrize(
+    "workdir", ["/proc/run", "{tmp}/file", "{tmp}/file/run", "{tmp}/" + 300 * "x"]
+)
+def test_a_dry_run_refuses_a_workdir_that_a_run_cannot_write(workdir, tmp_path):
+    (tmp_path / "file").write_text("")
+    place = workdir.replace("{tmp}", str(tmp_path))
+    check_both_refuse(tiny(), place, f"cannot write to --workdir={place}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("workdir", ["None", "s3://bucket/run"])
+def test_a_dry_run_refuses_a_workdir_that_is_none(workdir):
+    check_both_refuse(tiny(), workdir, f"--workdir={workdir}: ")
+
+
+@pytest.mark.parametrize("kind", ["heic", "jpg"])
+def test_a_dry_run_refuses_images_that_cannot_be_decoded(kind, tmp_path):
+    heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
+    for label, number in itertools.product("ab", range(6)):
+        path = tmp_path / "photos" / label / f"{number}.{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(heic if kind == "heic" else b"\xff\xd8\xff")
+    config = tiny(data__name="folder", data__path=str(tmp_path / "photos"), data__holdout=0.3)
+    check_both_refuse(config, tmp_path / "run", f"photos/./..{kind} cannot be read: .*")
+
+
+def test_a_dry_run_says_what_a_run_warns_of():
+    doubtful = tiny(data__eval_split="train[:10%]", batch_size=1600)
+    warnings = announce.warnings(resolve(doubtful), 1438)
+    assert [text.split(" = ")[0] for text in warnings] == [
+        "config.batch_size",
+        "config.data.eval_split",
+    ]
+    assert set(warnings) <= set(dry_run(doubtful, None)[0]["lines"])
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +145,10 @@ def test_a_dry_run_in_the_workdir_of_another_run_is_refused_and_weights_that_do_
         dry_run(tiny(duration="4 steps", optim__lr=0.5), workdir)
     with pytest.raises(ConfigError, match="config.init_from: the checkpoint does not fit"):
         dry_run(tiny(init_from=str(workdir), model__width=64), None)
+    adapted = tiny(init_from=str(workdir), lora__lora_rank=100_000)
+    check_both_refuse(
+        adapted, workdir.parent / "adapted", "config.lora.lora_rank = 100000 must be at most"
+    )
 
 
 def test_a_run_that_was_begun_goes_on_with_settings_that_a_new_one_may_not_have(trained):

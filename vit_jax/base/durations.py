@@ -14,6 +14,7 @@ from vit_jax.base.errors import ConfigError
 _DURATION = re.compile(
     r"\s*(?P<number>\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?P<unit>[a-z]*|%)\s*", re.IGNORECASE
 )
+_MOST = 10**15  # steps
 _UNITS = {
     "": "steps", "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs",
     "example": "examples", "examples": "examples", "%": "%", "percent": "%",
@@ -26,6 +27,7 @@ def steps(
     batch_size: int,
     examples_per_epoch: int | None,
     total_steps: int | None = None,
+    name: str = "",
 ) -> int:
     """A duration in training steps, rounded to the nearest, and at least 1 unless the duration is
     0.
@@ -42,13 +44,19 @@ def steps(
       batch_size: examples in a step, over all devices and hosts.
       examples_per_epoch: size of the training set, `None` if unknown.
       total_steps: length of the run, `None` while that is what is being computed.
+      name: of the field that has the duration, for messages.
 
     Raises:
-      ConfigError: it is not a duration, or its unit cannot be converted here.
+      ConfigError: it is not a duration, its unit cannot be converted here, or it is longer than any run.
     """
-    return max(
-        _steps(part, batch_size, examples_per_epoch, total_steps) for part in _parts(duration)
-    )
+    try:
+        return max(
+            _steps(part, batch_size, examples_per_epoch, total_steps) for part in _parts(duration)
+        )
+    except ConfigError as error:
+        if not name:
+            raise
+        raise ConfigError(f"{name} = {error}") from None
 
 
 def _steps(
@@ -69,6 +77,8 @@ def _steps(
                 f"{duration!r}: there is no whole to take a share of; set steps, epochs or examples"
             )
         number *= total_steps / 100
+    if number > _MOST:
+        raise ConfigError(f"{duration!r} is more than {_MOST:.0e} steps, longer than any run")
     return max(math.floor(number + 0.5), 1) if number else 0
 
 

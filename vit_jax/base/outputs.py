@@ -4,11 +4,13 @@ is written again.
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -27,7 +29,7 @@ def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
     """The folder that a flag names, made if it is not there.
 
     Raises:
-      ConfigError: it cannot be made.
+      ConfigError: it cannot be made, or written to.
     """
     folder = places.locate(path, flag)
     check_no_file(folder, flag)
@@ -39,7 +41,40 @@ def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
         raise ConfigError(
             f"{flag}={folder}: the folder cannot be made ({error.strerror})"
         ) from None
+    _check_writable(folder, f"{flag}={folder}")
     return folder
+
+
+def check_can_be_made(folder: epath.PathLike) -> None:
+    """Raises `OSError` if a local folder is not there and cannot be made, or files cannot be written in it. Nothing
+    is made, and no name appears in it.
+    """
+    place = os.path.abspath(folder)
+    while not _is_folder(place):
+        place = os.path.dirname(place)
+    # Permissions do not tell: root has all of them, and still cannot write to /proc or to a full disk.
+    with tempfile.TemporaryFile(dir=place, buffering=0) as probe:
+        probe.write(bytes(4096))
+
+
+def _is_folder(place: str) -> bool:
+    """Whether there is a folder; raises `OSError` if there is something else, or a folder cannot be there."""
+    try:
+        mode = os.stat(place).st_mode
+    except FileNotFoundError:
+        if os.path.islink(place):
+            raise
+        return False
+    if not stat.S_ISDIR(mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
+    return True
+
+
+def _check_writable(folder: epath.PathLike, named: str) -> None:
+    try:
+        check_can_be_made(folder)
+    except OSError as error:
+        raise ConfigError(f"{named}: {folder} cannot be written to ({error.strerror})") from None
 
 
 def check_no_file(folder: epath.Path, flag: str) -> None:
@@ -60,7 +95,7 @@ def file_to_write(path: epath.PathLike, flag: str) -> epath.Path:
     """The file that a flag names, of which the folder is there.
 
     Raises:
-      ConfigError: the folder is not there, or cannot be written to.
+      ConfigError: the folder is not there, or cannot be written to; or the path is that of a folder or a device.
     """
     file = places.locate(path, flag)
     if places.in_bucket(file):
@@ -68,9 +103,24 @@ def file_to_write(path: epath.PathLike, flag: str) -> epath.Path:
     folder = os.path.dirname(file)
     if not os.path.isdir(folder):
         raise ConfigError(f"{flag}={path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{flag}={path}: {folder} cannot be written to")
+    if os.path.isdir(file):
+        raise ConfigError(f"{flag}={path} is a folder: name a file in it")
+    check_replaceable(file, f"{flag}={path}")
     return file
+
+
+def check_replaceable(path: epath.Path, named: str) -> None:
+    """Checks a local place where a file or folder is to appear, in folders that need not be there yet.
+
+    Args:
+      named: what to call it in messages.
+
+    Raises:
+      ConfigError: a device or a pipe is there, which would be replaced, or nothing can be written there.
+    """
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ConfigError(f"{named} is a device or a pipe: choose another name")
+    _check_writable(path.parent, named)
 
 
 @contextlib.contextmanager

@@ -67,17 +67,19 @@ def first_match(rules: Iterable[tuple[str, Value]], name: str, default: Value) -
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
     """Those of `names` that at least one pattern matches, in their order; one of some layers matches none whole."""
-    compiled = [_compile(pattern) for pattern in patterns if not _SLICE.search(pattern)]
+    compiled = [_compile(pattern) for pattern in patterns if not _of_layers(pattern)]
     return [name for name in names if any(pattern.fullmatch(name) for pattern in compiled)]
 
 
-def matching_layers(patterns: Iterable[str], name: str, count: int) -> np.ndarray | None:
+def matching_layers(patterns: Sequence[str], name: str, count: int) -> np.ndarray | None:
     """Which of the `count` layers of a stacked parameter patterns of some layers select, (count,) bool; `None` if no
     pattern does.
 
     >>> matching_layers(["encoder/layers[-1:]/.*"], "encoder/layers/mlp/bias", 3)
     array([False, False,  True])
     """
+    if not patterns:  # there may be any number of layers
+        return None
     selected = np.zeros(count, bool)
     for pattern in patterns:
         match = _SLICE.search(pattern)
@@ -103,7 +105,7 @@ def select(
     Raises:
       ConfigError: a pattern is no regular expression, or selects nothing.
     """
-    of_layers = [pattern for pattern in patterns if _SLICE.search(pattern)]
+    of_layers = [p for p in patterns if isinstance(p, str) and _of_layers(p)]
     check_patterns([p for p in patterns if p not in of_layers], list(shapes), where)
     stacked = {name: shape[0] for name, shape in shapes.items() if is_stacked(name) and shape}
     for pattern in of_layers:
@@ -152,11 +154,21 @@ def check_rules(rules: Iterable[tuple[str, Any]], names: Sequence[str], where: s
             raise ConfigError(
                 f"{where}: {rule!r} is not a (pattern, value) pair; one rule alone is (('.*kernel', 1),)"
             )
+        value = rule[1]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ConfigError(f"{where}: {rule!r}: the value must be a number from 0 on")
     check_patterns([pattern for pattern, _ in rules], names, where)
 
 
 def _name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _of_layers(pattern: str) -> re.Match | None:
+    """Where a pattern says which layers it selects of a stacked parameter."""
+    if not isinstance(pattern, str):
+        raise ConfigError(f"the pattern {pattern!r} is not text")
+    return _SLICE.search(pattern)
 
 
 def _compile(pattern: str) -> re.Pattern:

@@ -270,19 +270,26 @@ _ELSEWHERE = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean …?' for a mistyped name, or what there is, of a long list the beginning. Neither case
-    nor punctuation has to be right, and some names of other libraries are understood.
-    """
+    """'; did you mean …?' for a mistyped name, see `likeliest`, or what there is, of a long list the beginning."""
     known = [str(k) for k in known]
+    if close := likeliest(name, known):
+        return f"; did you mean {close!r}?"
+    return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+
+
+def likeliest(name: str, known: Iterable[str], alike: float = 0.5) -> str:
+    """The name that is most likely meant by a mistyped one; '' if none is so much `alike`, of 1. Neither case nor
+    punctuation has to be right, and some names of other libraries are understood.
+    """
+    known = list(known)
     if elsewhere := _ELSEWHERE.get(name.rpartition(".")[2]):
         fields = (k for k in known if k.rpartition(".")[2] == elsewhere)
-        return f"; did you mean {next(fields, elsewhere)!r}?"
+        return next(fields, elsewhere)
     same = [k for k in known if _plain(k) == _plain(name)]
     # Short words are alike by chance: muon, lion.
-    cutoff = 0.6 if len(name) < 5 and name.isalpha() else 0.5
-    if close := same or difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+    cutoff = 0.6 if len(name) < 5 and name.isalpha() else alike
+    close = same or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return close[0] if close else ""
 
 
 def no_such_field(name: str, known: Iterable[str], where: str = "config") -> str:
@@ -324,8 +331,10 @@ def checked(name: str, value: Any, field: dataclasses.Field):
     if bounds and isinstance(value, tuple) and any(isinstance(part, str) for part in value):
         raise ConfigError(f"{name} = {value!r} must be numbers")
     for number in _numbers(value):
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             raise ConfigError(f"{name} = {value!r} is not finite")
+        if isinstance(number, int) and abs(number) >= 2**63:
+            raise ConfigError(f"{name} = {value!r} has more than 64 bits")
         for bound, words, holds in bounds:
             if not holds(number, metadata[bound]):
                 raise ConfigError(f"{name} = {value!r} {words} {metadata[bound]}")

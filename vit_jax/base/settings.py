@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import operator
 import re
 from collections.abc import Iterable, Mapping
 
@@ -107,7 +108,9 @@ def with_fields(config: ConfigDict, fields: Mapping[str, object]) -> ConfigDict:
         try:
             config.update_from_flattened_dict({name: value})
         except TypeError as error:
-            raise ConfigError(f"config.{name} = {value!r}: {error}") from error
+            raise ConfigError(
+                f"config.{name} = {value!r} must be of the type of {operator.attrgetter(name)(config)!r}"
+            ) from error
     return config
 
 

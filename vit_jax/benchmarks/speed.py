@@ -13,6 +13,7 @@ from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.benchmarks import step
 from vit_jax.benchmarks.context import context
+from vit_jax.models import registry
 from vit_jax.pictures import style
 from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
@@ -34,6 +35,8 @@ def speed(
       `rows`: of each model and size `images_per_second` on a device, and `largest_batch`, by the compiler's
       count of memory; and where it was measured.
     """
+    for name in models:
+        registry.family_named(name)
     folder = outputs.make_folder(out, "--out") if out else None
     rows = [
         row for name in models for size in image_sizes if (row := _row(config, name, size, steps))

@@ -20,13 +20,22 @@ def locate_to_save(path: epath.PathLike, field: str = "") -> epath.Path:
     Raises:
       ConfigError: it cannot be used (`places.locate`), or Orbax does not write there.
     """
+    check_can_save(path, field)
+    return places.locate(path, field)
+
+
+def check_can_save(path: epath.PathLike | None, field: str = "") -> None:
+    """Raises `ConfigError` for a place where no checkpoint is saved, before anything is asked of it."""
+    named = f"{field}={path}" if field else path
+    if path is None or os.fspath(path) == "None":
+        raise ConfigError(
+            f"{named}: None names no folder; was a variable not set? (a folder of this name is ./None)"
+        )
     if os.fspath(path).startswith("s3://"):
-        named = f"{field}={path}" if field else path
         raise ConfigError(
             f"{named}: Orbax writes checkpoints to local folders and gs:// only, not to S3: save in a "
             "local or shared folder, and copy it with 'aws s3 sync'; from S3 it can be read"
         )
-    return places.locate(path, field)
 
 
 def readable(folder: epath.Path) -> epath.Path:

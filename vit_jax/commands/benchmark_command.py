@@ -43,7 +43,9 @@ def benchmark() -> None:
     flags.DEFINE_string("out", "", "speed: a folder for its pictures")
     cli.define_checkpoint()
     cli.define_exits()
-    what = cli.parse_flags("step, inference, input or speed")[0]
+    what, *more = cli.parse_flags("step, inference, input or speed")
+    if more:
+        raise flags.Error(f"one of step, inference, input or speed, not {what} {' '.join(more)}")
 
     if what == "speed":
         _benchmark_speed(settings)

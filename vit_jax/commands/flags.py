@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+import math
 import re
 import shutil
 import sys
@@ -202,10 +203,13 @@ def thresholds() -> tuple[float, ...]:
 def numbers(flag: str) -> list[float]:
     """The values of a flag that lists numbers."""
     try:
-        return [float(value) for value in FLAGS[flag].value]
+        values = [float(value) for value in FLAGS[flag].value]
     except ValueError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
         given = ",".join(FLAGS[flag].value)
-        raise flags.Error(f"--{flag}={given} must be numbers: {FLAGS[flag].help}") from None
+        raise flags.Error(f"--{flag}={given} must be numbers: {FLAGS[flag].help}")
+    return values
 
 
 def confidences(flag: str) -> list[float]:
@@ -288,8 +292,13 @@ def parse_flags(positional: str = "", *, optional: bool = False) -> list[str]:
         raise flags.Error(_unknown_flag(error.flagname)) from None
     except flags.IllegalFlagValueError as error:
         raise flags.Error(_illegal_value(str(error))) from None
+    for flag in _own_flags():
+        if isinstance(flag.value, float) and not math.isfinite(flag.value):
+            raise flags.Error(f"--{flag.name}={flag.value} must be finite: {flag.help}")
     if positional and not arguments and not optional:
         raise flags.Error(f"{positional} is missing")
+    if "" in arguments:
+        raise flags.Error(f"{positional or 'an argument'} is empty; was a variable not set?")
     if arguments and not positional:
         raise flags.Error(f"{' '.join(arguments)!r}: nothing is expected here but flags")
     logs.to_stderr()
@@ -305,7 +314,7 @@ def require(**values: str) -> None:
     """Raises `flags.Error` unless these flags were passed; `values` are what each takes: 'DIR'."""
     for name, value in values.items():
         if not FLAGS[name].value:
-            raise flags.Error(f"--{name}={value} is missing: {FLAGS[name].help}")
+            raise flags.Error(f"--{name}={value} is missing: {_meaning(FLAGS[name])}")
 
 
 def log_recipe(changes: Mapping[str, tuple]) -> None:
@@ -371,10 +380,17 @@ def own_flags() -> list[flags.Flag]:
 
 
 def _unknown_flag(name: str) -> str:
-    from vit_jax.base.schema import nearest
+    from vit_jax.base.schema import likeliest
 
-    known = [f"--{flag.name}" for flag in own_flags()]
-    return f"there is no flag --{name}{nearest(f'--{name}', known)}"
+    if name == "model" and "config" in FLAGS:
+        return (
+            "there is no flag --model: set --config.model.name=NAME, or --config.model.OPTION=VALUE"
+        )
+    # Without their dashes, which all have in common.
+    close = likeliest(name, [flag.name for flag in own_flags()], alike=0.65)
+    command = " ".join(["vit_jax", *sys.argv[0].split()[1:]])
+    hint = f"; did you mean '--{close}'?" if close else f"; '{command} --help' lists all"
+    return f"there is no flag --{name}{hint}"
 
 
 def _illegal_value(message: str) -> str:
@@ -386,5 +402,10 @@ def _illegal_value(message: str) -> str:
     wanted, values = flag.parser.syntactic_help, getattr(flag.parser, "enum_values", ())
     if flag.boolean or values:
         wanted = " or ".join(values or ("true", "false"))
-    what = flag.help.removeprefix(f"<{'|'.join(values)}>: ")  # absl's, of an enum
-    return f"--{match[1]}={match[2]} must be {wanted}: {what}"
+    return f"--{match[1]}={match[2]} must be {wanted}: {_meaning(flag)}"
+
+
+def _meaning(flag: flags.Flag) -> str:
+    """The help of a flag, without what absl adds to it."""
+    values = "|".join(getattr(flag.parser, "enum_values", ()))
+    return flag.help.removeprefix(f"<{values}>: ").partition(";\n    repeat this option")[0]

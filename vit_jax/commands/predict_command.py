@@ -52,6 +52,8 @@ def predict() -> None:
     )
     images = cli.parse_flags("IMAGE…")
     cli.require(checkpoint="DIR")
+    if FLAGS.csv and FLAGS.json:
+        raise flags.Error("pass --csv or --json, not both")
     if _features_are_wanted():
         _write_features(images, settings)
         return

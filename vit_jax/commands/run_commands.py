@@ -34,12 +34,12 @@ def train() -> None:
     _define_target("with --dry_run: the devices that will train, ")
     cli.define_hosts()
     cli.parse_flags()
-    if not FLAGS.dry_run:
+    if not FLAGS.dry_run or FLAGS.workdir is not None:
         cli.require(workdir="DIR")
-        if FLAGS.topology:
-            raise flags.Error(
-                f"--topology={FLAGS.topology} is for --dry_run: a run takes the devices that there are"
-            )
+    if FLAGS.topology and not FLAGS.dry_run:
+        raise flags.Error(
+            f"--topology={FLAGS.topology} is for --dry_run: a run takes the devices that there are"
+        )
 
     elsewhere = _elsewhere()
     runs, changes = cli.load_recipe(settings)
@@ -77,7 +77,9 @@ def train() -> None:
 def _define_target(what: str = "") -> None:
     """Flags that name devices that are not here."""
     flags.DEFINE_string("topology", None, f"{what}KIND:SHAPE, e.g. v5e:16x16, h100:8x8 or cpu:N")
-    flags.DEFINE_integer("slices", 1, "of TPUs, how many, joined by the data center's network")
+    flags.DEFINE_integer(
+        "slices", 1, "of TPUs, how many, joined by the data center's network", lower_bound=1
+    )
     flags.DEFINE_float("price_per_chip_hour", None, "to compute the cost", lower_bound=0)
 
 
@@ -94,7 +96,10 @@ def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> 
     """`train` of an experiment of several runs."""
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
+        from vit_jax.training.guards import check_workdir
 
+        if FLAGS.workdir is not None and elsewhere is None:
+            check_workdir(FLAGS.workdir)
         results = {
             name: dry_run(config, None, tuple(runs), elsewhere)[0] for name, config in runs.items()
         }

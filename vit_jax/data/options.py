@@ -184,6 +184,7 @@ class Data:
         0,
         "threads that decode batches; 0: one for each core of the process",
         minimum=0,
+        maximum=1024,
         may_change=True,
     )
     read_ahead: float = option(
@@ -191,6 +192,7 @@ class Data:
         "memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time "
         "that a read takes asks for, none where reads are fast",
         minimum=-1,
+        maximum=2**20,
         may_change=True,
     )
     cache: str = option(
@@ -278,7 +280,10 @@ class Augment:
 
     flip: bool = option(True, "mirror left-right with probability 1/2")
     color_jitter: float = option(
-        0.0, "strength of random brightness, contrast and saturation; 0: none", minimum=0
+        0.0,
+        "strength of random brightness, contrast and saturation; 0: none",
+        minimum=0,
+        maximum=10,
     )
     jitter: tuple = option(
         (),
@@ -303,7 +308,7 @@ class Augment:
     solarize: float = option(
         0.0, "probability that values from 128 on are inverted", minimum=0, maximum=1
     )
-    randaugment_layers: int = option(0, "RandAugment operations per image; 0: none", minimum=0)
+    randaugment_layers: int = option(0, "RandAugment operations; 0: none", minimum=0, maximum=100)
     randaugment_magnitude: float = option(
         10.0,
         "RandAugment strength, of 10 (AugReg goes to 20)",
@@ -327,8 +332,12 @@ class Augment:
     three_augment: bool = option(
         False, "3-Augment (DeiT III): each image grey, solarised or blurred"
     )
-    mixup: float = option(0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0)
-    cutmix: float = option(0.0, "parameter of the Beta distribution of cutmix; 0: none", minimum=0)
+    mixup: float = option(
+        0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0, maximum=1000
+    )
+    cutmix: float = option(
+        0.0, "parameter of the Beta distribution of cutmix; 0: none", minimum=0, maximum=1000
+    )
     mix_switch: float = option(
         0.5,
         "with both mixup and cutmix: probability that a step uses cutmix",

@@ -2,10 +2,17 @@
 'train[:50]+test'.
 """
 
+import itertools
+import math
 import re
 from collections.abc import Mapping
 
 from vit_jax.base.errors import ConfigError
+
+
+class SplitError(ConfigError):
+    """A split expression names no examples."""
+
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 
@@ -23,13 +30,13 @@ def select(
       aliases: names that stand for expressions; they hide splits that are called so.
 
     Raises:
-      ConfigError: for an unknown or empty split, a slice beyond the end, or a malformed expression.
+      SplitError: for an unknown or empty split, a slice beyond the end, or a malformed expression.
     """
     aliases, parts = aliases or {}, []
     for part in expression.replace(" ", "").split("+"):
         match = _PART.fullmatch(part)
         if not match:
-            raise ConfigError(
+            raise SplitError(
                 f"split {expression!r} is not of the form 'train', 'train[:99%]' or 'train[10:]+test'"
             )
         name = match["name"]
@@ -39,15 +46,15 @@ def select(
             whole = [(name, 0, sizes[name])]
         else:
             known = ", ".join(dict.fromkeys([*sizes, *aliases]))
-            raise ConfigError(f"{where} has no split {name!r}; it has: {known}")
+            raise SplitError(f"{where} has no split {name!r}; it has: {known}")
         size = sum(stop - start for _, start, stop in whole)
         start, stop = _bound(match["start"], 0, size), _bound(match["stop"], size, size)
         if not 0 <= start <= size or not 0 <= stop <= size:
-            raise ConfigError(
+            raise SplitError(
                 f"split {part!r} reaches beyond the {size} examples of {name!r} in {where}"
             )
         if start >= stop:
-            raise ConfigError(f"split {part!r} of {where} is empty: {name!r} has {size} examples")
+            raise SplitError(f"split {part!r} of {where} is empty: {name!r} has {size} examples")
         parts += _cut(whole, start, stop)
     return parts
 
@@ -74,6 +81,30 @@ def rest(expression: str) -> str | None:
         return None
     name, start, stop = match["name"], match["start"], match["stop"]
     return "+".join([f"{name}[:{start}]"] * bool(start) + [f"{name}[{stop}:]"] * bool(stop)) or None
+
+
+def overlap(first: str, other: str) -> bool:
+    """Whether two expressions name some of the same examples, as far as that shows without the sizes of splits.
+
+    >>> overlap("train", "train[99%:]"), overlap("train[:99%]", "train[99%:]"), overlap("train", "test")
+    (True, False, False)
+    """
+    pairs = itertools.product(*(text.replace(" ", "").split("+") for text in (first, other)))
+    return any(_meet(*map(_PART.fullmatch, pair)) for pair in pairs)
+
+
+def _meet(first: re.Match | None, other: re.Match | None) -> bool:
+    """Whether two parts have examples in common; no, if it depends on the size of their split."""
+    if not first or not other or first["name"] != other["name"]:
+        return False
+    bounds = [match[side] for match in (first, other) for side in ("start", "stop")]
+    stated = [bound for bound in bounds if bound]
+    same_unit = len({bound.endswith("%") for bound in stated}) < 2
+    if not same_unit or any(bound.startswith("-") for bound in stated):
+        return first[0] == other[0]
+    starts = [int((bound or "0").rstrip("%")) for bound in bounds[::2]]
+    stops = [int(bound.rstrip("%")) if bound else math.inf for bound in bounds[1::2]]
+    return max(starts) < min(stops)
 
 
 def _bound(text: str | None, default: int, size: int) -> int:

@@ -64,8 +64,11 @@ def find_place(
         raise ConfigError(
             f"--process_id={index} is not one of --num_processes={count}, which count from 0"
         )
-    if not address.rpartition(":")[2].isdigit():
-        raise ConfigError(f"--coordinator={address} is not HOST:PORT")
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(
+            f"--coordinator={address} is not HOST:PORT, the port a number from 1 to 65535"
+        )
     return Place(lambda seconds: address, count, index, _devices(rank), address)
 
 

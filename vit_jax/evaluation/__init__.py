@@ -6,11 +6,12 @@ PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own n
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import schema
@@ -145,7 +146,8 @@ def _plain(value):
 
 
 def _pair(entry) -> tuple[str, dict]:
-    if isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str):
+    pair = isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
+    if pair and isinstance(entry[1], Mapping | ConfigDict):
         return entry[0], dict(entry[1])
     raise ConfigError(
         f"config.eval.evaluators: {entry!r} is neither NAME nor (NAME, {{'OPTION': VALUE}})"

@@ -66,8 +66,9 @@ class FeatureEvaluator(Evaluator):
         self.test = with_classes(sources.open_eval(data), self.train.classes)
         if not self.train.classes or self.train.multi_label or self.test.multi_label:
             raise ConfigError(
-                f"{type(self).__name__} needs examples with one label each, which {data.name!r} "
-                "does not have"
+                f"config.eval.evaluators: those of features, such as knn, need images with one label each, and "
+                f"{data.name!r} ({data.path or 'no path'}) has none: put them into a folder for each class, or set "
+                "--config.eval.evaluators=loss"
             )
         self._config = dataclasses.replace(context.config, data=data)
         self._forward = None

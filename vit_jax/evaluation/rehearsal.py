@@ -6,7 +6,7 @@ computed of numbers that are made up.
 
 import pathlib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -16,28 +16,21 @@ from vit_jax.base.sizes import height_width
 from vit_jax.data.options import Data
 from vit_jax.evaluation.contract import EvalContext, Evaluator
 from vit_jax.models import registry
-from vit_jax.recipes import user_files
 
 _BATCH = 2  # images of a traced batch
 
 
-def rehearse(evaluators: Iterable[tuple[str, Evaluator]]) -> None:
-    """Rehearses those that are not of this package, whose own evaluators are tested with its models: a trace takes
-    from a tenth of a second to several.
+def rehearse(prefix: str, evaluator: Evaluator, file: str) -> None:
+    """Rehearses an evaluator of a user. This package's own are tested with its models, and are not rehearsed: a trace
+    takes from a tenth of a second to several.
 
     Args:
-      evaluators: by the prefix of their metrics, as in a `Suite`.
+      prefix: of its metrics.
+      file: that defines it.
 
     Raises:
-      ConfigError: one failed; it says where, and what was expected.
+      ConfigError: it failed; it says where, and what was expected.
     """
-    for prefix, evaluator in evaluators:
-        files = user_files.outside([type(evaluator)])
-        if files:
-            _rehearse(prefix, evaluator, files[0])
-
-
-def _rehearse(prefix: str, evaluator: Evaluator, file: str) -> None:
     try:
         evaluator.rehearse()
     except Exception as error:  # A user's code raises anything.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.base import places, schema, sizes
+from vit_jax.base import outputs, places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
 from vit_jax.checkpoints import reading, storage
@@ -224,11 +224,14 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
     """The file or folder that a checkpoint is written to in the format `to`.
 
     Raises:
-      ConfigError: it is neither local nor in a bucket, or the format cannot be written there.
+      ConfigError: it is neither local nor in a bucket, or nothing can be written there, or not in this format.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    return storage.locate_to_save(path) if to == "orbax" else places.locate(path)
+    target = storage.locate_to_save(path) if to == "orbax" else places.locate(path)
+    if not places.in_bucket(target):
+        outputs.check_replaceable(target, str(path))
+    return target
 
 
 def preprocessing_with(

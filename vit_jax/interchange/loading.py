@@ -1,6 +1,7 @@
 """Models from files of any format: `load`, `load_weights`, `vit_jax convert` and `init_from`."""
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -352,6 +353,9 @@ def convert(
     """
     formats.module(to)
     destination = formats.to_write(destination, to)
+    both = os.path.exists(source) and os.path.exists(destination)
+    if both and os.path.samefile(source, destination):
+        raise ConfigError(f"{destination} is the source itself: name another destination")
     checkpoint = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
     if data:
         stated = formats.preprocessing_with(checkpoint, data, source)

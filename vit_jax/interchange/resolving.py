@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import patterns, schema, sizes
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import CHECKPOINT
 from vit_jax.data.augmentation import augment
@@ -55,7 +55,10 @@ def resolve_from_checkpoint(
     if not saved:
         from vit_jax.interchange import formats
 
-        source = formats.read_checkpoint(config.init_from, hints=hints)
+        try:
+            source = formats.read_checkpoint(config.init_from, hints=hints)
+        except CheckpointError as error:
+            raise CheckpointError(f"config.init_from: {error}") from error
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)

@@ -148,10 +148,12 @@ def read_named(
         raise CheckpointError(
             f"{path} does not state these options, and another value gives other results:\n  "
             + "\n  ".join(asked.values())
-            + f"\nSet them ({_how_to_say(asked, match.family.Config)}), or name the file or its folder as the "
+            + f"\nSet them ({_how_to_say(asked, match.family.Config)}; to train from it "
+            "--config.model.OPTION=VALUE), or name the file or its folder as the "
             "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
     config = configure(match.family.Config, options, request.overrides)
+    _check_depth(file, request.overrides)
     conversion = match.conversion.of(config)
     tensors, reshaped = conversion.prepared(match.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
@@ -197,6 +199,18 @@ def read_named(
         skipped_tensors,
         assumed=tuple(assumed),
     )
+
+
+def _check_depth(file: CheckpointFile, overrides: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` for more layers than a file can have, before each of their names is looked for."""
+    depth, stacked = (
+        overrides.get("depth", 0),
+        (x.shape[0] for x in file.tensors.values() if x.shape),
+    )
+    if isinstance(depth, int) and depth > max(len(file.tensors), *stacked):
+        raise CheckpointError(
+            f"{file.path} has {len(file.tensors):,} tensors, too few for --model=depth={depth}: leave it out"
+        )
 
 
 def with_preprocessing(

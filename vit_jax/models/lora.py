@@ -84,6 +84,16 @@ class Adapters:
         patterns.check_patterns(self.targets, list(possible), where)
         return {name: possible[name] for name in patterns.matching(self.targets, possible)}
 
+    def check_rank(self, params: dict) -> None:
+        """Raises `ConfigError` if the rank is higher than that of a layer which has an adapter."""
+        for name, target in self.chosen(params).items():
+            layers = int(patterns.is_stacked(name))
+            most = min(math.prod(target.a[layers:]), math.prod(target.b[layers:]))
+            if self.rank > most:
+                raise ConfigError(
+                    f"config.lora.lora_rank = {self.rank} must be at most {most}, the rank of {name}: set e.g. 8"
+                )
+
     def init(self, params: dict, key: jax.Array) -> dict:
         """New adapters for a model with these parameters (or shapes): A is uniform, as in a new layer, B is zero."""
         adapters: dict = {}

@@ -4,6 +4,7 @@ too, its translations are in `conversions/table.py`. A family is imported when a
 """
 
 import dataclasses
+import difflib
 import functools
 import itertools
 import math
@@ -18,7 +19,7 @@ from flax import nnx
 from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import likeliest, nearest, option
 from vit_jax.base.sections import NamedSection
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
@@ -148,7 +149,11 @@ def family_named(name: str) -> Family:
     """
     family = find_family(name)
     if family is None:
-        hint = _published_hint(name) or nearest(name, variants())
+        ours = variants()
+        hint = _published_hint(name)
+        hint = (
+            hint or (not likeliest(name, ours) and _nearest_published(name)) or nearest(name, ours)
+        )
         raise ConfigError(
             f"unknown model {name!r}{hint}; a family of your own needs --register=FILE.py"
         )
@@ -168,6 +173,14 @@ def _published_hint(name: str) -> str:
         f"; it is a name of timm's: vit_jax.load({place!r}) in Python, or --config.init_from={place} "
         "for weights with their model"
     )
+
+
+def _nearest_published(name: str) -> str:
+    """The names of timm's that are most like one; '' if none is."""
+    from vit_jax.models import published
+
+    close = difflib.get_close_matches(name, published.architectures(), cutoff=0.75)
+    return f"; timm has {', '.join(close)}, to be read from hf://timm/NAME" if close else ""
 
 
 def is_known(name: str) -> bool:

@@ -101,7 +101,7 @@ class Networks:
         if model_config is None:
             model_config = model_config_of(config, data.num_classes)
         to_steps = durations_of(config, data.examples_per_epoch)
-        total_steps = to_steps(config.duration)
+        total_steps = to_steps(config.duration, name="config.duration")
         seen, *others = views.variants(config)
         context = functools.partial(
             ObjectiveContext,

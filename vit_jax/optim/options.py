@@ -35,7 +35,7 @@ class Optim:
         "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; "
         "of matrices muon, adamuon, normuon, shampoo or soap",
     )
-    lr: float = option(1e-3, "peak learning rate", minimum=0)
+    lr: float = option(1e-3, "peak learning rate", minimum=0, maximum=1e4)
     schedule: str = option(
         "cosine",
         "shape of the learning rate after warm-up",
@@ -167,11 +167,12 @@ class Optim:
         "float32", "type the first moment is kept in", choices=("float32", "bfloat16")
     )
     clip: float = option(1.0, "largest global norm of the gradient; 0: no clipping", minimum=0)
-    weight_decay: float = option(0.0, "weight decay, see weight_decay_by", minimum=0)
+    weight_decay: float = option(0.0, "weight decay, see weight_decay_by", minimum=0, maximum=1e4)
     weight_decay_end: float | None = option(
         None,
         "weight decay at the end, a cosine away from weight_decay; not given: it stays",
         minimum=0,
+        maximum=1e4,
     )
     weight_decay_rules: tuple = option(
         ((".*kernel", 1.0),), "(pattern, multiplier): what decays and how much; others do not"

@@ -11,7 +11,7 @@ from vit_jax.base import places
 from vit_jax.base.buckets import Unreachable
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import with_fields
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import reading, storage
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.labels.masks import mask_table
@@ -56,6 +56,8 @@ def dry_run(
     if config.init_from in teachers:  # not trained yet; the config describes its model
         config = with_fields(config, {"init_from": ""})
     unchecked: list[str] = []
+    if workdir is not None:
+        storage.check_can_save(workdir, "--workdir")
     if elsewhere and workdir is not None:
         try:
             places.locate(workdir, "--workdir")
@@ -95,7 +97,7 @@ def dry_run(
     if source is not None and workdir is not None and not config.pseudo.teacher:
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
-    lines += filter(None, [announce.warn_of_batch(config, examples)])
+    lines += announce.warnings(config, examples)
     estimate = rough.estimate(assembly, on_cpu=on_cpu and elsewhere is None)
     lines.append(rough.text(estimate))
     plan = None

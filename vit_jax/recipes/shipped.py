@@ -97,6 +97,16 @@ def find_recipe(name: str, where: str) -> pathlib.Path:
         return local
     if ours:
         return ours
+    if given := pathlib.Path(name) if name else None:
+        if given.is_dir():
+            raise ConfigError(
+                f"{where}: {name} is a folder: name a recipe in it, such as {name}/NAME.py"
+            )
+        if given.exists():
+            raise ConfigError(
+                f"{where}: {name} is no recipe, which is a Python file whose name ends in .py; 'vit_jax recipes' lists "
+                "those of the package"
+            )
     raise ConfigError(
         f"{where}: there is no file {name}, nor a recipe of that name{_nearest(name)}"
     )

@@ -181,7 +181,8 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
     had where it was.
     """
     if not path.is_file():
-        raise ConfigError(f"{where}: there is no file {path}")
+        kind = "is a folder or a device, not a file" if path.exists() else "does not exist"
+        raise ConfigError(f"{where}: {path} {kind}: name a Python file")
     folder, ours = str(path.resolve().parent), str(shipped.recipes_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -191,6 +192,8 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:
         name = file  # So that it does not replace a module of the same name.
     spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise ConfigError(f"{where}: {path} is no Python file: its name must end in .py")
     # Dataclasses of the file, such as a family's config, look up their types here.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
@@ -207,8 +210,9 @@ def _failure(error: Exception, where: str, path: pathlib.Path) -> ConfigError:
     the file, which may have called others.
     """
     if isinstance(error, SyntaxError):
-        line = (error.text or "").strip()
-        return ConfigError(f"{where}: {error.filename}, line {error.lineno}: {error.msg}: {line!r}")
+        line = f", line {error.lineno}" if error.lineno else ""  # none of a file with null bytes
+        text = f": {error.text.strip()!r}" if error.text else ""
+        return ConfigError(f"{where}: {error.filename or path}{line}: {error.msg}{text}")
     frames = traceback.extract_tb(error.__traceback__)
     folder = path.resolve().parent
     own = [f for f in frames if pathlib.Path(f.filename).resolve().parent == folder]

@@ -19,7 +19,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import objectives, optim
-from vit_jax.base import schema
+from vit_jax.base import places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
@@ -58,7 +58,7 @@ class Outline:
       networks: the model, the objective and, in an `Assembly`, its teacher.
       num_classes, multi_label, masks: of the data, see `outline`.
       total_steps: length of the run.
-      to_steps: a duration of the config in steps.
+      to_steps: a duration of the config in steps; `name`: of its field, for messages.
     """
 
     config: Config
@@ -68,7 +68,7 @@ class Outline:
     multi_label: bool
     masks: ClassTable | bool
     total_steps: int
-    to_steps: Callable[[str], int]
+    to_steps: Callable[..., int]
 
     @property
     def step_flops(self) -> int:
@@ -200,6 +200,12 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config.lora.lora_rank is {typed.lora.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
         )
+    if typed.data.repeats > typed.batch_size:
+        raise ConfigError(
+            f"config.data.repeats = {typed.data.repeats} must be at most config.batch_size = {typed.batch_size}"
+        )
+    if typed.compilation_cache != "auto":
+        places.absolute(typed.compilation_cache, "config.compilation_cache")
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
@@ -277,7 +283,7 @@ def outline(
     data = DataFacts(num_classes, examples_per_epoch, multi_label, masks)
     networks = Networks.from_config(config, data)
     to_steps = durations_of(config, examples_per_epoch)
-    total_steps = to_steps(config.duration)
+    total_steps = to_steps(config.duration, name="config.duration")
     return Outline(
         config,
         networks.model_config,

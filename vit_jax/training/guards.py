@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 
 import jax
 from absl import logging
@@ -16,7 +17,7 @@ from jax._src import xla_bridge  # whether a device was used has no public name
 from vit_jax import objectives
 from vit_jax.base import buckets, outputs, places, schema
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import descriptions
+from vit_jax.checkpoints import descriptions, storage
 from vit_jax.config import Config, config_class
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
@@ -269,6 +270,16 @@ def _warn_of_others(cache: epath.Path) -> None:
         )  # fmt: skip
 
 
+def check_workdir(workdir: epath.PathLike, flag: str = "--workdir") -> None:
+    """Checks that a local folder can be made and written to, without making it; see `make_workdir`. Of a bucket nothing
+    is asked: `make_workdir` writes there.
+    """
+    storage.check_can_save(workdir, flag)
+    place = epath.Path(places.absolute(os.fspath(workdir), flag))
+    if not places.in_bucket(place):
+        _try_until_writable(lambda: outputs.check_can_be_made(place), place, flag)
+
+
 def make_workdir(workdir: epath.Path, flag: str = "--workdir") -> None:
     """Makes the folder that a flag names and checks that it can be written to, before any work is done.
     What may pass, such as a full disk or one that is being mounted, is tried again.
@@ -281,18 +292,26 @@ def make_workdir(workdir: epath.Path, flag: str = "--workdir") -> None:
     in_bucket = places.in_bucket(workdir)
     if in_bucket and jax.process_index() == 0:
         outputs.check_no_file(workdir, "--workdir")
+
+    def write() -> None:
+        if not in_bucket:
+            workdir.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0" * 4096)
+        probe.unlink()
+
+    _try_until_writable(write, workdir, flag)
+
+
+def _try_until_writable(write: Callable[[], None], workdir: epath.Path, flag: str) -> None:
     for seconds in (*_RETRY_SECONDS, None):
         try:
-            if not in_bucket:
-                workdir.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"\0" * 4096)
-            probe.unlink()
+            write()
             return
         except Exception as error:
             if not buckets.is_failure(error):
                 raise
             passing = getattr(error, "errno", None) in _PASSING
-            if in_bucket:  # Its client has tried again what may pass.
+            if places.in_bucket(workdir):  # Its client has tried again what may pass.
                 passing, seconds = not buckets.is_denied(error), None
             if passing and seconds:
                 logging.warning("%s=%s: %s; trying again in %g s", flag, workdir, error, seconds)

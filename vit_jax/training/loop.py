@@ -24,7 +24,7 @@ from vit_jax.evaluation.contract import EvaluatedModel
 from vit_jax.training import preflight
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh, resolve
-from vit_jax.training.guards import check_batch, check_classes, make_deterministic, make_workdir
+from vit_jax.training.guards import check_batch, make_deterministic, make_workdir
 from vit_jax.training.starting import Start
 from vit_jax.training.step import StepPrograms
 from vit_jax.training.upkeep import announce, health
@@ -87,7 +87,6 @@ def train(
     make_deterministic(config)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
-    check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     preflight.check_run(assembly, source, suite, workdir)
     programs = Programs(config.compilation_cache, workdir)

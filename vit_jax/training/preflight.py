@@ -2,20 +2,25 @@
 `train` and for `train --dry_run`. What can be checked of the config alone is in `assembly.resolve`.
 """
 
+import dataclasses
+import math
 import os
 
 from vit_jax import evaluation
+from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
+from vit_jax.data import batches
 from vit_jax.data.record import Source
 from vit_jax.devices import local, processes
 from vit_jax.evaluation import Suite
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
+from vit_jax.optim.options import Optim
 from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
-from vit_jax.training.guards import check_classes, check_teacher
+from vit_jax.training.guards import check_classes, check_teacher, check_workdir
 
 _DURATIONS = (
     "log.every",
@@ -53,7 +58,15 @@ def check_run(
         )
     for name in _DURATIONS:
         section, _, field = name.rpartition(".")
-        assembly.to_steps(getattr(getattr(config, section) if section else config, field))
+        duration = getattr(getattr(config, section) if section else config, field)
+        assembly.to_steps(duration, name=f"config.{name}")
+    if source is not None:
+        check_classes(assembly.networks.teacher, source.classes)
+        if not elsewhere:
+            _check_batches(assembly)
+            _check_first_image(source, config)
+    if workdir is not None and not elsewhere:
+        check_workdir(workdir)
     has_run = workdir is not None and reading.newest_description(workdir) is not None
     if not has_run:
         _check_profile(config, assembly.total_steps)
@@ -63,10 +76,7 @@ def check_run(
 
             check_fits(assembly)
     if suite is not None:
-        if user_files.outside([type(evaluator) for _, evaluator in suite.evaluators]):
-            from vit_jax.evaluation import rehearsal
-
-            rehearsal.rehearse(suite.evaluators)
+        _rehearse(suite)
         _check_best(config, suite)
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)
@@ -93,9 +103,28 @@ def _check_profile(config: Config, total_steps: int) -> None:
             )
 
 
+def _rehearse(suite: Suite) -> None:
+    """Rehearses the evaluators that are not of this package."""
+    for prefix, evaluator in suite.evaluators:
+        if files := user_files.outside([type(evaluator)]):
+            from vit_jax.evaluation import rehearsal
+
+            rehearsal.rehearse(prefix, evaluator, files[0])
+
+
 def _check_effects(assembly: Assembly) -> None:
     """Raises `ConfigError` for settings that would do something else than they seem to."""
     config = assembly.config
+    if assembly.networks.adapters:
+        assembly.networks.adapters.check_rank(
+            registry.abstract_weights(assembly.model_config)[1].params
+        )
+    if assembly.to_steps(config.log.every) == 0:
+        raise ConfigError(
+            f"config.log.every = {config.log.every!r} must be at least one step, for whether the loss is finite is "
+            "seen where metrics are logged: set e.g. '50 steps'; '100%' logs the first and the last step alone"
+        )
+    _check_decay(config.optim)
     for name in ("step_minutes", "other_minutes", "wait_minutes"):
         if getattr(config.hosts, name) == 0:
             raise ConfigError(
@@ -137,6 +166,50 @@ def _check_pseudo_teacher(assembly: Assembly, source: Source | None) -> None:
     if source is not None and teacher.classes is not None:
         named = FixedTeacher(path, teacher.model_config, {}, tuple(teacher.classes))
         check_classes(named, source.classes)
+
+
+def _check_decay(config: Optim) -> None:
+    """Raises `ConfigError` for a weight decay that would turn the signs of parameters around in every step."""
+    if config.weight_decay_by == "gradient":
+        return
+    multiplier = max((multiplier for _, multiplier in config.weight_decay_rules), default=0)
+    rate = config.lr if config.weight_decay_by == "lr" else 1
+    if rate * config.weight_decay * multiplier >= 1:
+        raise ConfigError(
+            f"config.optim.weight_decay = {config.weight_decay:g} times the learning rate and the largest of "
+            f"config.optim.weight_decay_rules is {rate * config.weight_decay * multiplier:.3g}, which must be below 1, "
+            "for a step takes this share of a parameter away: set it lower"
+        )
+
+
+def _check_batches(assembly: Assembly) -> None:
+    """Raises `ConfigError` if this machine has too little memory for the images of a few batches."""
+    config = assembly.config
+    labels = assembly.num_classes, assembly.multi_label, assembly.masks
+    largest = max(
+        sum(x.dtype.itemsize * math.prod(x.shape) for x in spec.values())
+        for spec in batches.specs(config, *labels)
+    )
+    share = max(1, config.eval.batch_size / config.batch_size) / processes.count()
+    needed, available, kept = largest * share, local.memory_bytes(), config.data.prefetch
+    if needed * kept > available:
+        size = sizes.size_text(config.data.image_size)
+        raise ConfigError(
+            f"config.data.prefetch = {kept} batches of config.batch_size = {config.batch_size:,} "
+            f"(config.eval.batch_size = {config.eval.batch_size:,}) images of config.data.image_size = {size} pixels "
+            f"take {needed * kept / 2**30:,.0f} GiB, and this machine has {available / 2**30:,.0f} GiB: set one of "
+            "these lower"
+        )
+
+
+def _check_first_image(source: Source, config: Config) -> None:
+    """Reads and cuts the first image of a run. Raises what its loader would: a decoder is not installed, images have
+    other channels.
+    """
+    # The order of a balanced epoch takes seconds for millions of examples.
+    uniform = dataclasses.replace(config.data, sampling="uniform")
+    images = batches.TrainBatches(source, dataclasses.replace(config, data=uniform), rows=[0])
+    images.fill(images.empty(), 0, slice(1))
 
 
 def _check_memory(assembly: Assembly) -> None:

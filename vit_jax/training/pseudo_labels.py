@@ -54,7 +54,9 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
             "config.pseudo.teacher: only an objective that learns from labels, one for each image, can learn from a "
             "teacher's labels; leave it empty"
         )
-    data = sources.locate(options.data, config.data) if options.data else config.data
+    data = config.data
+    if options.data:
+        data = sources.locate(options.data, config.data, "config.pseudo.data")
     images = sources.open_source(data, options.split)
     teacher = loading.load_run(options.teacher)
     check_teacher(options.teacher, teacher.model_config, assembly.model_config)

@@ -22,7 +22,7 @@ def index(source: str, *, data_dir: str = "") -> dict:
       ConfigError: there is no such data set, or it has no files of records.
       UserError: the index cannot be written.
     """
-    paths, kind, sizes = _files(source, sources.locate(source, Data(path=data_dir)))
+    paths, kind, sizes = _files(source, sources.locate(source, Data(path=data_dir), "SOURCE"))
     if kind is arrayrecord.KIND and not arrayrecord.needs_index(paths[0]):
         return {"files": len(paths)}
     stored = stored_index.store_index(paths, kind, sizes)

@@ -83,7 +83,7 @@ def prepare(
       Locked: another process writes the same files.
     """
     given = Data(path=data_dir, holdout=holdout, holdout_by=holdout_by, **(features or {}))
-    config_data = sources.locate(source, given)
+    config_data = sources.locate(source, given, "SOURCE")
     sources.check_features(config_data)
     if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
         _check_name(source)

@@ -5,7 +5,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from absl import logging
@@ -16,7 +16,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import AUTO, Data
-from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
+from vit_jax.data.record import BadImage, DataAbsent, DataError, DataSet, Labels, Record, Source
+from vit_jax.data.splits import SplitError
 
 if TYPE_CHECKING:
     from vit_jax.data.sources.mixture import MixedSet
@@ -80,7 +81,8 @@ def _open_tfds(config_data: Data) -> DataSet:
 def _open_mixture(config_data: Data) -> "MixedSet":
     from vit_jax.data.sources.mixture import open_mixture
 
-    return open_mixture(config_data, lambda text: open_data_set(locate(text, config_data)))
+    where = "config.data.mixture"
+    return open_mixture(config_data, lambda text: open_data_set(locate(text, config_data, where)))
 
 
 def open_source(config_data: Data, split: str) -> Source:
@@ -104,10 +106,8 @@ def open_train(config_data: Data) -> Source:
       ConfigError: see `open_source`; or the examples cannot be sampled as `config.data.sampling` says.
     """
     data_set = open_data_set(config_data)
-    if isinstance(data_set, DataSet):
-        source = data_set.open(config_data.train_split)
-    else:
-        source = data_set.open_by_weight(config_data.train_split)
+    opened = data_set.open if isinstance(data_set, DataSet) else data_set.open_by_weight
+    source = _open_split(opened, config_data, "train_split")
     _check_readable(source, config_data, "training")
     labels = source.labels
     if config_data.sampling == "balanced":
@@ -156,9 +156,22 @@ def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data
 
 def open_eval(config_data: Data) -> Source:
     """The examples to evaluate on."""
-    source = open_source(config_data, config_data.eval_split)
+    source = _open_split(open_data_set(config_data).open, config_data, "eval_split")
     _check_readable(source, config_data, "evaluation")
     return source
+
+
+def _open_split(
+    opened: Callable[[str], Source], config_data: Data, field: Literal["train_split", "eval_split"]
+) -> Source:
+    """The split that a field of the config names. Raises `ConfigError`, which names the field."""
+    split = getattr(config_data, field)
+    try:
+        return opened(split)
+    except SplitError as error:
+        held_out = split == "test" and config_data.name in ("folder", "tar")
+        hint = f"; config.data.holdout = {config_data.holdout:g} is the share of it" * held_out
+        raise ConfigError(f"config.data.{field} = {split!r}: {error}{hint}") from None
 
 
 def _check_readable(source: Source, config_data: Data, kind: str) -> None:
@@ -177,9 +190,12 @@ def _check_readable(source: Source, config_data: Data, kind: str) -> None:
         )
 
 
-def locate(text: str, config_data: Data) -> Data:
+def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
     """`config_data` with the `name` and `path` that `text` means: a known name, or a place that is
     there (a prepared data set, tar files, a folder, a list of files), or else a TFDS data set.
+
+    Args:
+      where: the flag or field that has it, for messages.
     """
     name, path = text, config_data.path
     if places.is_address(text):
@@ -192,6 +208,8 @@ def locate(text: str, config_data: Data) -> Data:
             name, path = "tar", text
         elif place.exists():
             name, path = _format_of(place), text
+        elif text.startswith((*"/~.", "file:")) or not text:
+            raise DataAbsent(f"{where}: {text!r} does not exist{places.nearest_existing(text)}")
     return dataclasses.replace(config_data, name=name, path=path)
 
 

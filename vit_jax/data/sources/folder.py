@@ -146,6 +146,11 @@ def open_folder(config_data: Data) -> DataSet:
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
     if not path.is_dir():
+        if path.suffix.lower() in SUFFIXES:
+            raise ConfigError(
+                f"config.data.path = {str(path)!r} is an image: set it to a folder of images, such as "
+                f"{str(path.parent)!r}"
+            )
         table = read_list(path, config_data)
         _report(table)
         return table.data_set(

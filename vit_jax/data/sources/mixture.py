@@ -22,6 +22,8 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Record, Source, read_records
 from vit_jax.data.sources import fingerprint
 
+_MOST = 2**40  # examples of a set in an epoch
+
 
 class Mixture:
     """`sources` one after the other, the examples of source i `counts[i]` times in all."""
@@ -112,6 +114,10 @@ def open_mixture(config_data: Data, open_one: Callable[[str], DataSet]) -> Mixed
             "--config.data.mixture=\"(('cifar10', 1), ('/data/birds', 3))\""
         )
     check_mixture(config_data.mixture)
+    if any(name == "mixture" for name, _ in config_data.mixture):
+        raise ConfigError(
+            "config.data.mixture: a mixture cannot be one of its own sets; name those it has"
+        )
     names, weights = zip(*config_data.mixture, strict=True)
     return MixedSet(tuple(open_one(name) for name in names), weights)
 
@@ -133,4 +139,9 @@ def epoch_counts(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
     [1000, 333]
     """
     per_weight = max(size / weight for size, weight in zip(sizes, weights, strict=True))
+    if not per_weight * max(weights) < _MOST:
+        raise ConfigError(
+            f"config.data.mixture: with the weights {', '.join(f'{w:g}' for w in weights)} an epoch, in which all "
+            f"images of each set are seen, has {per_weight * max(weights):.3g} examples: set weights that differ less"
+        )
     return [round(per_weight * weight) for weight in weights]

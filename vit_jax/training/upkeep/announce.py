@@ -16,7 +16,7 @@ from vit_jax.base import durations, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.config import Config
-from vit_jax.data import sources
+from vit_jax.data import sources, splits
 from vit_jax.data.record import Source
 from vit_jax.devices import gpus, meshes, processes
 from vit_jax.devices import local as host
@@ -47,7 +47,7 @@ def announce(
         logging.info("parameters:\n%s", table)
     for line in lines(assembly, len(source), suite):
         logging.info("%s", line)
-    if warning := warn_of_batch(config, len(source)):
+    for warning in warnings(config, len(source)):
         logging.warning("%s", warning)
     announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
@@ -56,15 +56,22 @@ def announce(
     logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
 
 
-def warn_of_batch(config: Config, examples: int) -> str:
-    """What to say of a batch that is larger than the number of examples; else ''."""
-    if config.batch_size <= examples:
-        return ""
-    return (
-        f"config.batch_size = {config.batch_size} is more than the {examples} images to train on, so that a step sees "
-        "some of them more than once: set a smaller one, or take a recipe for some thousand photos "
-        "(configs/finetune.py:photos)"
-    )
+def warnings(config: Config, examples: int) -> list[str]:
+    """What may not be meant so: a batch larger than the number of examples, and evaluation on training images."""
+    sentences = []
+    if config.batch_size > examples:
+        sentences.append(
+            f"config.batch_size = {config.batch_size} is more than the {examples} images to train on, so that a step "
+            "sees some of them more than once: set a smaller one, or take a recipe for some thousand photos "
+            "(configs/finetune.py:photos)"
+        )
+    data = config.data
+    if splits.overlap(data.train_split, data.eval_split):
+        sentences.append(
+            f"config.data.eval_split = {data.eval_split!r} has images of config.data.train_split = "
+            f"{data.train_split!r}: what is measured on training images does not tell how good the model is on others"
+        )
+    return sentences
 
 
 def announce_devices(mesh: jax.sharding.Mesh) -> None:
