@@ -67,10 +67,12 @@ def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monk
     assert attention_on("gpu", monkeypatch, tokens=577, head_size=36) == "xla"
     assert attention_on("tpu", monkeypatch) == "short"
     assert attention_on("tpu", monkeypatch, tokens=1025, head_size=128) == "short"
-    assert attention_on("tpu", monkeypatch, tokens=49) == "xla"
-    assert attention_on("tpu", monkeypatch, tokens=1026) == "xla"
-    assert attention_on("tpu", monkeypatch, head_size=32) == "short"
-    assert attention_on("tpu", monkeypatch, head_size=48) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=7) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=8) == "short"
+    assert attention_on("tpu", monkeypatch, tokens=2304) == "short"
+    assert attention_on("tpu", monkeypatch, head_size=72) == "short"
+    assert attention_on("tpu", monkeypatch, head_size=36) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=1370, head_size=36) == "splash"
     assert attention_on("tpu", monkeypatch, tokens=4097) == "splash"
     assert attention_on("cpu", monkeypatch, asked="splash") == "splash"
     assert attention_on("cpu", monkeypatch, asked="short") == "short"
@@ -89,10 +91,8 @@ def test_no_kernel_is_chosen_where_a_bias_is_added(monkeypatch):
 
 
 def test_heads_that_the_kernel_for_short_sequences_does_not_take_are_an_error(monkeypatch):
-    with pytest.raises(
-        ConfigError, match="attention=short takes 50 to 1025 tokens.*12 heads of 48"
-    ):
-        attention_on("tpu", monkeypatch, asked="short", head_size=48)
+    with pytest.raises(ConfigError, match="attention=short takes 8 to 2304 tokens.*12 heads of 36"):
+        attention_on("tpu", monkeypatch, asked="short", head_size=36)
 
 
 def test_a_kernel_of_gpus_is_refused_elsewhere(monkeypatch):

@@ -12,18 +12,21 @@ import pytest
 from flax import nnx
 
 from tests.compute.attention_reference import distances, draw, exactness, reference
-from vit_jax.compute import attend, rope, tpu_attention
+from vit_jax.compute import attend, rope, tpu_attention, tpu_attention_grid
 from vit_jax.devices import meshes
 from vit_jax.models.layers import layer_norm
 from vit_jax.models.zoo.vit_zoo_blocks import PublishedAttention
 from vit_jax.planning import target
 
-COUNTS = (50, 196, 197, 257, 577)
-# Each head size and each count of tokens once; all pairs are slow.
-QUICK = ((50, 32), (50, 64), (196, 80), (197, 64), (197, 88), (257, 96), (257, 104), (577, 128))
+# 37 and 49 are those of small crops, 1,370 of 518 px in patches of 14, 1,601 of 640 in patches of 16.
+COUNTS = (8, 37, 49, 50, 196, 197, 257, 577, 1370, 1601, 2116, 2304)
+SIZES = (16, 32, 40, 64, 72, 80, 88, 96, 104, 128)
+# Most sizes and counts once; all pairs are slow.
+QUICK = ((8, 40), (37, 64), (49, 16), (50, 32), (50, 64), (196, 80), (197, 64), (197, 88), (257, 72), (257, 104),
+         (577, 128))  # fmt: skip
 GRID = [
     pair if pair in QUICK else pytest.param(pair, marks=pytest.mark.slow)
-    for pair in itertools.product(COUNTS, tpu_attention.HEAD_SIZES)
+    for pair in itertools.product(COUNTS, SIZES)
 ]
 
 
@@ -57,9 +60,43 @@ def test_bfloat16_is_as_exact_as_plain_attention(size):
 
 def test_heads_of_several_programs_are_those_of_the_formula(monkeypatch):
     # Groups of two heads of 64 fill a tile: three programs an image.
-    monkeypatch.setattr(tpu_attention, "UNROLLED", 1)
+    monkeypatch.setattr(tpu_attention_grid, "UNROLLED", 1)
     given = draw((2, 50, 6, 64))
     assert max(distances(results(*given), reference(*given))) <= exactness(*given)
+
+
+@pytest.mark.parametrize("tokens", [256, 300])
+def test_queries_of_several_programs_are_those_of_the_formula(tokens, monkeypatch):
+    # Blocks of 128 queries; the third of 300 has 44, and whatever lies behind them.
+    monkeypatch.setattr(tpu_attention_grid, "MOST_UNROLLED", 1)
+    jax.clear_caches()
+    given = draw((2, tokens, 2, 64))
+    assert max(distances(results(*given), reference(*given))) <= exactness(*given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "heads", "size", "split"),
+    [
+        ("TPU v5 lite", 197, 12, 64, (12, 197)),
+        ("TPU v5 lite", 577, 12, 64, (2, 577)),
+        ("TPU v5 lite", 1370, 12, 64, (2, 1370)),
+        ("TPU v5 lite", 1370, 16, 80, (8, 256)),
+        ("TPU v5 lite", 2304, 12, 64, (2, 768)),
+        ("TPU v5 lite", 2304, 16, 104, (16, 128)),
+        ("TPU v6 lite", 201, 32, 128, (32, 201)),
+        ("TPU v5", 201, 32, 128, (16, 201)),
+        ("TPU v4", 201, 32, 128, (8, 201)),
+        ("TPU v4", 1370, 12, 64, (2, 384)),
+        ("TPU v4", 1370, 16, 104, None),
+        ("TPU v3", 197, 12, 64, None),
+    ],
+)  # fmt: skip
+def test_a_program_has_what_fits_the_fast_memory_and_little_code(
+    kind, tokens, heads, size, split, monkeypatch
+):
+    monkeypatch.setattr(tpu_attention_grid.platform, "device_kind", lambda: kind)
+    assert tpu_attention_grid.program_shape(tokens, heads, size, jnp.bfloat16) == split
+    assert tpu_attention.fits(tokens, heads, size, jnp.bfloat16) == (split is not None)
 
 
 def test_logits_of_any_size_do_not_overflow():
@@ -144,7 +181,7 @@ def test_the_kernels_compile_for_a_tpu(topology):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:1x1", "v5p:2x2x1", "v6e:1x1"])
-@pytest.mark.parametrize("size", tpu_attention.HEAD_SIZES)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("tokens", COUNTS)
 def test_the_kernels_compile_for_every_tpu(topology, tokens, size):
     compile_for(topology, (1, tokens, 16, size))

@@ -5,8 +5,9 @@
 `plan` counts kernels by their bundles and everything else by the compiler's estimate, which charges a pass
 over bfloat16 as one over float32, and one over the fast memory as one over the large. Here both are counted
 by bundles, one a cycle, times the turns of an operation's loop over windows; an operation that has to wait
-for the large memory takes as long as its bytes at the published rate. This is a bound from below: nothing
-starts up, nothing waits for two things.
+for the large memory takes as long as its bytes at the published rate, and one of products at least as long as
+these at the matrix units' peak, which bundles do not see. This is a bound from below: nothing starts up, nothing
+waits for two things.
 """
 
 import ast
@@ -19,7 +20,7 @@ import re
 import sys
 import tempfile
 
-from vit_jax.planning import compiling, hlo, kernels, plan, target
+from vit_jax.planning import compiling, hlo, kernels, plan, target, tpu_roofline
 from vit_jax.recipes.user_files import load_config
 
 LARGEST = 40
@@ -37,6 +38,7 @@ class Row:
       estimated: the compiler's cycles of one run; of a kernel those of its bundles.
       scheduled: bundles of one run; `None` if no schedule was written.
       waiting: cycles in which its bytes pass through the large memory.
+      products: cycles of its products at the matrix units' peak.
     """
 
     instruction: hlo.Instruction
@@ -44,73 +46,13 @@ class Row:
     estimated: int
     scheduled: int | None
     waiting: float
+    products: float
 
     @property
     def cycles(self) -> float:
         """Of one run, at least."""
         known = self.estimated if self.scheduled is None else self.scheduled
-        return max(known, self.waiting)
-
-
-def large_bytes(
-    program: hlo.Program, instruction: hlo.Instruction, shapes: dict[str, tuple[hlo.Shape, ...]]
-) -> int:
-    """Bytes that an instruction reads from the large memory and writes to it. Of an array of which a
-    fusion takes or replaces a slice, those of the slice.
-
-    Args:
-      program, instruction: one of its instructions.
-      shapes: of the results of all instructions, by name.
-    """
-    called = instruction.called[:1] if instruction.opcode == "fusion" else []
-    total = 0
-    for index, name in enumerate(instruction.operands):
-        size = sum(shape.device_bytes for shape in shapes.get(name, ()))
-        if size and called:
-            size = min(size, _read(program, called[0], index))
-        total += size
-    replaced = _replaced(program, called[0]) if called else {}
-    for index, shape in enumerate(instruction.shapes):
-        total += min(shape.device_bytes, replaced.get(index, shape.device_bytes))
-    return total
-
-
-def _read(program: hlo.Program, computation: str, index: int) -> int:
-    """Bytes that a computation reads of its parameter `index`."""
-    lines = program.computations[computation]
-    parameter = next(i for i in lines if i.opcode == "parameter" and i.operands == (str(index),))
-    return _used(program, lines, parameter.name)
-
-
-def _used(program: hlo.Program, lines: list[hlo.Instruction], name: str) -> int:
-    total = 0
-    for user in lines:
-        for place, operand in enumerate(user.operands):
-            if operand != name:
-                continue
-            if user.opcode == "bitcast":
-                total += _used(program, lines, user.name)
-            elif user.opcode == "fusion":
-                total += _read(program, user.called[0], place)
-            elif user.opcode == "dynamic-slice" and place == 0:
-                total += user.shapes[0].bytes
-            elif user.opcode != "dynamic-update-slice" or place:
-                total += next(i for i in lines if i.name == name).shapes[0].bytes
-    return total
-
-
-def _replaced(program: hlo.Program, computation: str) -> dict[int, int]:
-    """Bytes of the slices that a computation's results replace, by the number of the result."""
-    lines = program.computations[computation]
-    by_name = {i.name: i for i in lines}
-    root = lines[-1]
-    results = root.operands if root.opcode == "tuple" else (root.name,)
-    updates = {index: by_name[name] for index, name in enumerate(results)}
-    return {
-        index: by_name[update.operands[1]].shapes[0].bytes
-        for index, update in updates.items()
-        if update.opcode == "dynamic-update-slice"
-    }
+        return max(known, self.waiting, self.products)
 
 
 def read_bundles(folder: pathlib.Path) -> dict[str, int]:
@@ -125,7 +67,12 @@ def read_bundles(folder: pathlib.Path) -> dict[str, int]:
 
 
 def count(
-    program: hlo.Program, bundles: dict[str, int], programs: dict[str, int], rate: float
+    program: hlo.Program,
+    bundles: dict[str, int],
+    programs: dict[str, int],
+    *,
+    rate: float,
+    peak: float,
 ) -> list[Row]:
     """A row for each operation that takes cycles.
 
@@ -134,6 +81,7 @@ def count(
       bundles: of `read_bundles`; the compiler schedules equal operations once, under the name of one.
       programs: of `kernels.grids`.
       rate: bytes a cycle of the large memory.
+      peak: operations a cycle of the matrix units.
     """
 
     def alike(instruction):
@@ -155,8 +103,9 @@ def count(
             window = _WINDOW.search(instruction.attributes)
             turns = ast.literal_eval(f"[{window[1]}]") if window else []
             scheduled = None if code is None else code * math.prod(map(int, turns))
-        waiting = large_bytes(program, instruction, shapes) / rate
-        rows.append(Row(instruction, times, estimated, scheduled, waiting))
+        waiting = tpu_roofline.large_bytes(program, instruction, shapes) / rate
+        products = tpu_roofline.product_flops(program, instruction, shapes) / peak
+        rows.append(Row(instruction, times, estimated, scheduled, waiting, products))
     return rows
 
 
@@ -179,7 +128,9 @@ def main(spec: str, topology: str, *changes: str) -> None:
         program = compiling.compile(step).program
         bundles = read_bundles(pathlib.Path(folder))
     clock = where.tpu.clock
-    rows = count(program, bundles, step.grids, where.tpu.hbm_rate / clock)
+    devices = where.tpu.devices_per_chip * clock
+    rates = {"rate": where.tpu.hbm_rate / devices, "peak": where.tpu.peak / devices}
+    rows = count(program, bundles, step.grids, **rates)
     whole = {"estimated": 0.0, "at least": 0.0}
     for row in rows:
         whole["estimated"] += row.times * row.estimated

@@ -120,6 +120,7 @@ def test_time_of_a_step_by_hand():
     said = dict(shapes=(), source="")
     seconds = step_seconds(
         where,
+        operations=0.15,
         flops=197e12 / 10,
         arguments=819_000_000,
         temporaries=0,
@@ -134,7 +135,7 @@ def test_time_of_a_step_by_hand():
     assert seconds["network"] == pytest.approx(2 * 3e9 / 200e9)
     assert seconds["slices"] == pytest.approx(0.001)
     assert seconds["cycles"] == pytest.approx(0.2)
-    assert seconds["floor"] == pytest.approx(0.1)
+    assert seconds["floor"] == pytest.approx(0.15)
     assert seconds["expected"] == pytest.approx(0.2)
     assert seconds["ceiling"] == pytest.approx(0.2 + 2 * 0.03 + 0.001)
 

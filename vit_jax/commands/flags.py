@@ -160,6 +160,17 @@ def define_model() -> None:
     )
 
 
+def define_engine() -> None:
+    """Flag --engine."""
+    flags.DEFINE_enum(
+        "engine",
+        "xla",
+        ("auto", "xla", "onnxruntime"),
+        "what computes classes: onnxruntime from an export that is made once, in ~/.cache/vit_jax/onnx; auto: on CPUs "
+        "what is faster here",
+    )
+
+
 def define_exits() -> None:
     flags.DEFINE_float(
         "budget",

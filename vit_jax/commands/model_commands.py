@@ -195,6 +195,7 @@ def serve() -> None:
     flags.DEFINE_integer("batch_size", 32, "images computed together, at most", lower_bound=1)
     flags.DEFINE_float("megabytes", 10, "of an image's file, at most", lower_bound=0.001)
     flags.DEFINE_float("seconds", 30, "to send an image, and to be answered", lower_bound=0.001)
+    cli.define_engine()
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
     flags.DEFINE_bool(
         "follow", False, "serve each newer checkpoint of the run in WORKDIR; WORKDIR/best: the best"
@@ -220,6 +221,7 @@ def serve() -> None:
         announce=announce,
         names=FLAGS.names,
         follow=FLAGS.follow,
+        engine=FLAGS.engine,
         settings=settings,
         model_options=cli.options(FLAGS.model),
     )

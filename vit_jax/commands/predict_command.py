@@ -37,6 +37,7 @@ def predict() -> None:
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
+    cli.define_engine()
     _define_features()
     flags.DEFINE_string(
         "out",
@@ -66,18 +67,37 @@ def predict() -> None:
     from vit_jax.prediction.images import find_images
     from vit_jax.prediction.predict import predict_files
 
+    thresholds = cli.thresholds()
+    if thresholds and FLAGS.engine == "onnxruntime":
+        raise flags.Error(
+            "--engine=onnxruntime computes all exits: pass it without --budget and --threshold"
+        )
     picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
     files = find_images(images)
     form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
+    run = _load(settings)
     predict_files(
-        _load(settings),
+        run,
         files,
         topk=FLAGS.topk,
         batch_size=FLAGS.batch_size,
         form=form,
         picture=picture,
-        thresholds=cli.thresholds(),
+        thresholds=thresholds,
+        best=None if thresholds else _best(run),
     )
+
+
+def _best(run: "TrainedModel"):
+    """What computes the classes, by --engine."""
+    from vit_jax.prediction.predict import check_head, make_best
+
+    check_head(run)
+    if FLAGS.engine == "xla":  # without what exports need
+        return make_best(run)
+    from vit_jax.export.engines import make_classifier
+
+    return make_best(run, make_classifier(run, FLAGS.engine))
 
 
 def _load(settings: list[tuple[str, str]]) -> "TrainedModel":

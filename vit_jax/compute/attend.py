@@ -17,8 +17,8 @@ from vit_jax.compute import platform, recompute
 from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
-# Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own for
-# short sequences and splash for long ones.
+# Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own up to
+# 2,304 tokens and splash for longer sequences.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "short", "splash")
 KERNELS = LazyTable(
     {
@@ -38,7 +38,7 @@ FEW = 8
 # tokens, and at 197 plain XLA moves 4.6 times as much. The kernel works in tiles of 128 tokens, which
 # fewer do not fill. `tests/benchmarks/step_peers.py --device=cuda` compares the two.
 CUDNN_TOKENS = 128
-SPLASH_TOKENS = 2048
+SPLASH_TOKENS = 1024
 
 _traced: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
     "traced", default=None
@@ -228,10 +228,9 @@ def _check_kernel(asked, queries, keys, heads, head_size, dtype, biased) -> None
         )
     fits = asked != "short" or KERNELS["short"].fits(keys, heads, head_size, dtype)
     if not fits and queries == keys:
-        sizes = ", ".join(map(str, KERNELS["short"].HEAD_SIZES))
         raise ConfigError(
             f"config.model.attention=short takes {KERNELS['short'].TOKENS[0]} to {KERNELS['short'].TOKENS[-1]} "
-            f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
+            "tokens and heads of 16 to 128 channels, in multiples of 8, that fit a device's fast memory, and got "
             f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
         )
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from vit_jax.compute import partitioning, platform, recompute
 
-TILE = 128  # length of a tile along the last axis: the kernel takes multiples of it
+BLOCK = 512  # tokens of a block: sequences are padded to whole ones, which takes less than shorter blocks do
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -23,7 +23,7 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _splash(q, k, v):
-    """On one device. Tokens are padded to a multiple of 128; real ones see real ones only."""
+    """On one device. Tokens are padded to whole blocks; real ones see real ones only."""
     # Imported here: Pallas for TPUs takes a second to import.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
@@ -33,16 +33,15 @@ def _splash(q, k, v):
     )
 
     tokens, heads = q.shape[1:3]
-    padding = -tokens % TILE
+    padding = -tokens % BLOCK
     padded = tokens + padding
 
     def by_head(x):
         return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
 
-    block = max(size for size in (512, 384, 256, 128) if padded % size == 0)
     run = splash.make_splash_mha(
         masks.MultiHeadMask([masks.FullMask((padded, padded))] * heads),
-        block_sizes=splash.BlockSizes(*[block] * 8),
+        block_sizes=splash.BlockSizes(*[BLOCK] * 8),
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=recompute.ATTENTION,

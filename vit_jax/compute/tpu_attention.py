@@ -1,10 +1,11 @@
 """Attention of short sequences on TPUs: Pallas kernels that keep rows of logits in the fast memory,
 forward and backward. XLA writes float32 logits to the slow one and reads them again.
 
-A program of the grid has one image and some of its heads. Queries, keys and values are read from
-the arrays that the projection writes, (B, N, H·C), without a copy by heads, and gradients are
-written the same way. Logits have keys along sublanes and queries along lanes: the softmax's maxima
-and sums are then plain vector operations, and results of narrow heads, (C, queries), fill tiles.
+A program of the grid has one image and some of its heads, and all keys; of a long sequence a block of
+queries at a time. Queries, keys and values are read from the arrays that the projection writes,
+(B, N, H·C), without a copy by heads, and gradients are written the same way. Logits have keys along
+sublanes and queries along lanes: the softmax's maxima and sums are then plain vector operations, and
+results of narrow heads, (C, queries), fill tiles.
 
     B/16 at 384 px: N = 577 tokens, 12 heads of 64, in 6 groups of two. Program (image i, group 1):
 
@@ -17,6 +18,7 @@ and sums are then plain vector operations, and results of narrow heads, (C, quer
                  logsumexp              <----  (2, N)
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -24,17 +26,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import partitioning, platform, recompute
+from vit_jax.compute import partitioning, recompute
+from vit_jax.compute.tpu_attention_grid import HEAD_SIZES, LANES, TOKENS, Grid, program_shape
 
-HEAD_SIZES = (32, 64, 80, 88, 96, 104, 128)
-TOKENS = range(50, 1026)
-LANES = 128
-# Logits of one program at most, if fewer heads fill tiles: its code is unrolled over heads.
-UNROLLED = 16 * 288**2
-# Fast memory that a program may take, in bytes: TPU v4 has 16 MiB, later ones at least 64; v2 and v3
-# do not multiply bfloat16.
-MEMORY = {"TPU v2": 0, "TPU v3": 0, "TPU v4": 14 * 2**20}
-DEFAULT_MEMORY = 48 * 2**20
 LOG2_E = math.log2(math.e)
 
 
@@ -43,13 +37,13 @@ def fits(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> boo
     keys, on the devices of the mesh that is set.
     """
     known = size in HEAD_SIZES and tokens in TOKENS
-    return known and _heads_at_once(tokens, _local(heads), size, dtype) > 0
+    return known and program_shape(tokens, _local(heads), size, dtype) is not None
 
 
 def packs(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
     """Whether `attend_packed` takes them: a program has all heads, and they fill tiles."""
     whole = heads * size % LANES == 0 and _local(heads) == heads
-    return whole and _heads_at_once(tokens, heads, size, dtype) == heads
+    return whole and program_shape(tokens, heads, size, dtype) == (heads, tokens)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -121,8 +115,8 @@ def _per_device(call, arrays, size, out_axes):
 
 def _forward_call(*projected, size):
     """-> (B, N, H·C), and base-2 logarithms of the softmax's denominators, (B, groups, heads, N)."""
-    grid = _Grid(projected, size)
-    results = [grid.features(), grid.rows()]
+    grid = Grid(projected, size)
+    results = [grid.of_queries(), grid.rows()]
     return grid.call(_forward_kernel, "short_attention", projected, grid.projected(), results)
 
 
@@ -131,81 +125,17 @@ def _backward_call(*arrays, size):
     (B, 1, 3·H·C) float32.
     """
     *projected, _, _, _ = arrays
-    grid = _Grid(projected, size)
-    saved = [grid.features()[1], grid.rows()[1], grid.features()[1]]
-    results = [grid.packed(), grid.sums()] if grid.packs else [grid.features()] * 3
+    grid = Grid(projected, size)
+    saved = [grid.of_queries()[1], grid.rows()[1], grid.of_queries()[1]]
+    gradients = [grid.of_queries(), grid.of_keys(), grid.of_keys()]
     return grid.call(
         _backward_kernel,
         "short_attention_backward",
         arrays,
         [*grid.projected(), *saved],
-        results,
+        [grid.packed(), grid.sums()] if grid.packs else gradients,
+        grid.sums_over_blocks(),
     )
-
-
-class _Grid:
-    """Images by groups of heads, and how a program of it sees the arrays: (shape, block) each."""
-
-    def __init__(self, projected, size):
-        from jax.experimental import pallas as pl
-
-        self.images, self.tokens, width = projected[0].shape
-        self.packs, self.size, self.dtype = len(projected) == 1, size, projected[0].dtype
-        self.width = width // 3 if self.packs else width
-        heads = self.width // size
-        self.heads = _heads_at_once(self.tokens, heads, size, self.dtype)
-        self.groups = heads // self.heads
-        self.block = pl.BlockSpec
-
-    def features(self):
-        """(B, N, H·C): queries, keys, values, results and their gradients."""
-        shape = (self.images, self.tokens, self.width)
-        block = (None, self.tokens, self.width // self.groups)
-        return jax.ShapeDtypeStruct(shape, self.dtype), self.block(block, lambda i, g: (i, 0, g))
-
-    def packed(self):
-        """(B, N, 3·H·C), in one group."""
-        shape = (self.images, self.tokens, 3 * self.width)
-        block = self.block((None, *shape[1:]), lambda i, g: (i, 0, 0))
-        return jax.ShapeDtypeStruct(shape, self.dtype), block
-
-    def rows(self):
-        """(B, groups, heads, N) float32."""
-        shape = (self.images, self.groups, self.heads, self.tokens)
-        block = self.block((None, None, *shape[2:]), lambda i, g: (i, g, 0, 0))
-        return jax.ShapeDtypeStruct(shape, jnp.float32), block
-
-    def sums(self):
-        """(B, 1, 3·H·C) float32."""
-        shape = (self.images, 1, 3 * self.width)
-        block = self.block((None, *shape[1:]), lambda i, g: (i, 0, 0))
-        return jax.ShapeDtypeStruct(shape, jnp.float32), block
-
-    def projected(self):
-        """Blocks of queries, keys and values: of three arrays, or parts of one."""
-        if not self.packs:
-            return [self.features()[1]] * 3
-        shape = (None, self.tokens, self.width)
-        return [self.block(shape, lambda i, g, part=part: (i, 0, part)) for part in range(3)]
-
-    def call(self, kernel, name, arrays, blocks, results):
-        """Runs the kernel; what is packed, it sees as three parts."""
-        from jax.experimental import pallas as pl
-        from jax.experimental.pallas import tpu as pltpu
-
-        arrays = (arrays[0],) * 2 + tuple(arrays) if self.packs else arrays
-        return pl.pallas_call(
-            functools.partial(kernel, size=self.size),
-            grid=(self.images, self.groups),
-            in_specs=blocks,
-            out_shape=[shape for shape, _ in results],
-            out_specs=[block for _, block in results],
-            name=name,
-            interpret=platform.current() != "tpu",
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=_memory()
-            ),
-        )(*arrays)
 
 
 def _forward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
@@ -235,12 +165,14 @@ def _forward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
 
 def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *results, size):
     tiles = {}
+    real = _rows_of_tokens(q_ref, k_ref)
 
     def products(head):
         lanes = head.lanes
-        q, dout = head.only(q_ref[:, lanes]), head.only(dout_ref[:, lanes])
+        q, dout = head.only(real(q_ref[:, lanes])), head.only(real(dout_ref[:, lanes]))
         if head.is_first:
-            terms = out_ref[:, lanes].astype(jnp.float32) * dout_ref[:, lanes].astype(jnp.float32)
+            out = real(out_ref[:, lanes]).astype(jnp.float32)
+            terms = out * real(dout_ref[:, lanes]).astype(jnp.float32)
             tiles[head.tile] = k_ref[:, lanes].T, terms.T, [], [], []
         logits = _product(k_ref[:, lanes], q, 1, 1) * _scale(size)
         return q, dout, logits, _product(v_ref[:, lanes], dout, 1, 1)
@@ -248,7 +180,7 @@ def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *res
     def softmax(head, products):
         q, dout, logits, dp = products
         terms = tiles[head.tile][1]
-        p = jnp.exp2(logits - logsumexp_ref[head.row])
+        p = jnp.exp2(logits - real(logsumexp_ref[head.row], axis=1))
         dlogits = p * (dp - terms[head.channels].sum(0, keepdims=True)) * size**-0.5
         return q, dout, p.astype(q.dtype), dlogits.astype(q.dtype)
 
@@ -259,22 +191,71 @@ def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *res
         dv.append(_product(p, dout, 1, 0))
         if head.is_last:
             dq = jnp.concatenate(dq, axis=0).astype(q.dtype).T
-            _store(results, (dq, sum(dk), sum(dv)), head.lanes, q_ref.shape[1])
+            store((dq, sum(dk), sum(dv)), head.lanes)
 
-    _pipeline(_heads(q_ref, size), products, softmax, gradients)
+    with _store(results, q_ref.shape[1]) as store:
+        _pipeline(_heads(q_ref, size), products, softmax, gradients)
 
 
-def _store(results, gradients, lanes, width):
-    """Of queries, keys and values, to an array each; or to one, and their sums over the tokens."""
-    if len(results) == 3:
-        for ref, gradient in zip(results, gradients, strict=True):
+def _rows_of_tokens(q_ref, k_ref):
+    """A function that puts zeros in place of what a block of queries has beyond the last token, which
+    may be anything.
+    """
+    from jax.experimental import pallas as pl
+
+    queries, tokens = len(q_ref), len(k_ref)
+    if tokens % queries == 0:
+        return lambda x, axis=0: x
+    left = tokens - pl.program_id(2) * queries
+
+    def real(x, axis=0):
+        is_token = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) < left
+        return jnp.where(is_token, x, jnp.zeros_like(x))
+
+    return real
+
+
+@contextlib.contextmanager
+def _store(results, width):
+    """A function that stores gradients of queries, keys and values in an array each; or in one, and
+    their sums over the tokens. Those of keys and values are added up over blocks of queries, if
+    there are several.
+    """
+    from jax.experimental import pallas as pl
+
+    def store(gradients, lanes):
+        for ref, gradient in zip(results[:3], gradients, strict=True):
             ref[:, lanes] = gradient.astype(ref.dtype)
+
+    def store_packed(gradients, lanes):
+        packed, sums = results
+        for i, gradient in enumerate(gradients):
+            lanes_there = slice(i * width + lanes.start, i * width + lanes.stop)
+            packed[:, lanes_there] = gradient.astype(packed.dtype)
+            sums[:, lanes_there] = gradient.astype(sums.dtype).sum(0, keepdims=True)
+
+    if len(results) < 5:
+        yield store if len(results) == 3 else store_packed
         return
-    packed, sums = results
-    for i, gradient in enumerate(gradients):
-        lanes_there = slice(i * width + lanes.start, i * width + lanes.stop)
-        packed[:, lanes_there] = gradient.astype(packed.dtype)
-        sums[:, lanes_there] = gradient.astype(sums.dtype).sum(0, keepdims=True)
+    dq_ref, *of_keys, dk_sum, dv_sum = results
+
+    def add(gradients, lanes):
+        dq, dk, dv = gradients
+        dq_ref[:, lanes] = dq
+        dk_sum[:, lanes] += dk
+        dv_sum[:, lanes] += dv
+
+    @pl.when(pl.program_id(2) == 0)
+    def begin():
+        dk_sum[...] = jnp.zeros_like(dk_sum)
+        dv_sum[...] = jnp.zeros_like(dv_sum)
+
+    yield add
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def end():
+        for ref, total in zip(of_keys, (dk_sum, dv_sum), strict=True):
+            ref[...] = total[...].astype(ref.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,27 +333,6 @@ def _product(a, b, axis_of_a, axis_of_b):
 def _scale(size):
     """1/√C in powers of two: of 2^x there is an instruction."""
     return size**-0.5 * LOG2_E
-
-
-def _heads_at_once(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> int:
-    """How many heads a program has: all of them, or as many as fill tiles and have at most
-    `UNROLLED` logits; 0 if that takes too much memory.
-    """
-    counts = [n for n in range(1, heads) if heads % n == 0 and n * size % LANES == 0]
-    few = [n for n in (*counts, heads) if n * tokens**2 <= UNROLLED]
-    count = max(few, default=min((*counts, heads)))
-    rows, columns = (-(-length // LANES) * LANES for length in (tokens, count * size))
-    # Eight blocks of the backward pass, twice each since the next program's arrive meanwhile; four
-    # of them in float32; logits and gradients of logits.
-    needed = rows * columns * (16 * jnp.dtype(dtype).itemsize + 16) + 16 * rows * rows
-    return count if needed <= _memory() else 0
-
-
-def _memory() -> int:
-    """Bytes of fast memory for a program, on the devices of the mesh that is set."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    kind = jax.devices()[0].device_kind if device is None else device.device_kind
-    return MEMORY.get(kind, DEFAULT_MEMORY)
 
 
 def _local(heads: int) -> int:

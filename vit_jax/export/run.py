@@ -154,7 +154,7 @@ def text(description: dict[str, Any], out: str) -> str:
     return "\n".join([*lines, description["how"]])
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
     """What is written.
 
     Attributes:
@@ -170,20 +170,23 @@ class _Program(NamedTuple):
     writer_note: str = ""
 
 
-def _program(run: TrainedModel, data: Data, normalization: str) -> _Program:
-    config = run.model_config
-    # In what every reader has: float32, and no kernels that are written for one kind of chip.
+def _program(run: TrainedModel, data: Data, normalization: str) -> Program:
+    if run.own is not None:
+        return _map_program(run, _portable(run.model_config), data, normalization)
+    return class_program(run, data, normalization)
+
+
+def _portable(config: ClassifierConfig) -> ClassifierConfig:
+    """The model in what every reader has: float32, and no kernels that are written for one kind of chip."""
     config = dataclasses.replace(config, dtype="float32")
     if hasattr(config, "attention"):
         config = dataclasses.replace(config, attention="xla")  # pyrefly: ignore
-    if run.own is not None:
-        return _map_program(run, config, data, normalization)
-    return _class_program(run, config, data, normalization)
+    return config
 
 
 def _map_program(
     run: TrainedModel, config: ClassifierConfig, data: Data, normalization: str
-) -> _Program:
+) -> Program:
     """Of a model that segments."""
     networks = dataclasses.replace(run.own.networks, model_config=config)
     inside = normalization == INSIDE
@@ -194,13 +197,12 @@ def _map_program(
         return answers if len(answers) > 1 else answers[0]
 
     names = MAPS if networks.objective.panoptic else MAPS[:1]
-    return _Program(answer, (registry.split(run.model)[1], run.own.weights), names, HOW_MAPS)
+    return Program(answer, (registry.split(run.model)[1], run.own.weights), names, HOW_MAPS)
 
 
-def _class_program(
-    run: TrainedModel, config: ClassifierConfig, data: Data, normalization: str
-) -> _Program:
-    """Of any other."""
+def class_program(run: TrainedModel, data: Data, normalization: str = INSIDE) -> Program:
+    """Of a model that does not segment; see `export_run`."""
+    config = _portable(run.model_config)
     definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
     plain = make_network(definition, config)
 
@@ -216,7 +218,7 @@ def _class_program(
             return output.features.astype(np.float32)
         return activation(output.logits)
 
-    return _Program(answer, weights, ("probabilities" if config.num_classes else "features",))
+    return Program(answer, weights, ("probabilities" if config.num_classes else "features",))
 
 
 def _sides(shape: tuple) -> list:

@@ -18,7 +18,8 @@ BLIND_GPU = {
     "ceiling": "expected, then all of the network's time with nothing beside it",
 }
 BLIND = {
-    "floor": "every unit at its published peak, network and memory hidden behind the products",
+    "floor": "each operation at the matrix units' published peak or the memory's, kernels by their bundles, the "
+    "network hidden behind them; blind to tiles that are not filled and to vector units",
     "cycles": "the compiler's count of each operation, one after the other, and of kernels their scheduled bundles: "
     "it was 10 to 40 % too high for two published runs; blind to overlap, waiting and the input pipeline",
     "ceiling": "cycles, then all of the network's time with nothing beside it, on one axis of the torus",
@@ -28,6 +29,7 @@ BLIND = {
 def step_seconds(
     target: Target,
     *,
+    operations: float,
     flops: float,
     arguments: int,
     temporaries: int,
@@ -38,13 +40,14 @@ def step_seconds(
 
     Args:
       target: where it runs.
-      flops: operations of a device.
+      operations: seconds of all of them at the least, see `tpu_roofline`.
+      flops: of products of a device.
       arguments, temporaries: bytes of a device, each read and written at least once.
       cycles: the compiler's, of a device.
       collectives: of a step.
 
     Returns:
-      {"products", "memory", "network", "slices", "cycles"}, their parts, and {"floor", "expected",
+      {"operations", "products", "memory", "network", "slices", "cycles"}, their parts, and {"floor", "expected",
       "ceiling"}. `slices` is `None` where the network between slices has no published rate.
     """
     tpu = target.tpu
@@ -54,6 +57,7 @@ def step_seconds(
     between = sum(c.times * c.sent for c in collectives if c.crosses_slices)
     ici, dcn = tpu.ici_rate / tpu.devices_per_chip, tpu.dcn_rate
     parts = {
+        "operations": operations,
         "products": flops / (tpu.peak / tpu.devices_per_chip),
         "memory": 2 * (arguments + temporaries) / (tpu.hbm_rate / tpu.devices_per_chip),
         "network": inside / ici,
@@ -64,7 +68,9 @@ def step_seconds(
     one_axis = parts["network"] * tpu.dimensions
     expected = max(parts["cycles"], one_axis, slices)
     return parts | {
-        "floor": max(parts["products"], parts["memory"], parts["network"], slices),
+        "floor": max(
+            *(parts[name] for name in ("operations", "products", "memory", "network")), slices
+        ),
         "expected": expected,
         "ceiling": parts["cycles"] + one_axis + slices,
     }

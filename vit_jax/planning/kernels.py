@@ -30,6 +30,7 @@ from vit_jax.planning.hlo import Instruction, Program
 TARGET = "tpu_custom_call"
 # The compiler of another process writes what these ask for.
 SCHEDULES = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+_GIVEN = ("custom_call_config", "scoped_memory_configs")
 _DTYPES = {"bf16": "bfloat16", "pred": "bool"} | {
     f"{kind}{bits}": f"{name}{bits}"
     for kind, name in (("f", "float"), ("s", "int"), ("u", "uint"))
@@ -133,10 +134,12 @@ def _instructions(program: Program) -> Iterator[Instruction]:
 
 
 def _code(instruction: Instruction) -> str:
-    """What XLA was given for the call: of all that it prints, the part of the kernel."""
+    """What XLA was given for the call: of all that it prints, the kernel and the fast memory that it may
+    take.
+    """
     text = instruction.attributes.partition("backend_config=")[2]
     config, _ = json.JSONDecoder().raw_decode(text)
-    return json.dumps({"custom_call_config": config["custom_call_config"]})
+    return json.dumps({key: config[key] for key in _GIVEN if key in config})
 
 
 def _compile(kernel: dict, device: jax.Device) -> None:

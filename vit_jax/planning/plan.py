@@ -24,6 +24,7 @@ from vit_jax.planning import (
     kernels,
     preconditioning,
     roofline,
+    tpu_roofline,
 )
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
@@ -146,14 +147,17 @@ def _on_tpu(
         compiled.program, kernels={row["name"]: row["cycles"] for row in rows}
     )
     counted = cycles.count(program, tokens=tokens)
+    rooflines = tpu_roofline.rooflines(program, target)
     return {
         "collectives": collectives.summary(step_collectives),
         "kernels": rows,
         "cycles": counted,
         "conditionals": cycles.conditionals(program),
         "operations": cycles.largest(program, OPERATIONS),
+        "rooflines": rooflines,
         "seconds": estimate.step_seconds(
             target,
+            operations=sum(row["floor"] for row in rooflines),
             flops=plan["flops_per_device"],
             arguments=compiled.memory.arguments,
             temporaries=compiled.memory.temporaries,

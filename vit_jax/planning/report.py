@@ -138,6 +138,7 @@ def _cycles(plan: dict) -> list[tuple[str, str]]:
     shares = ", ".join(f"{name} {count / total:.0%}" for name, count in cycles.items())
     return [
         ("  cycles", f"{total / 1e6:.0f} M: {shares}"),
+        *(("  above its floor", _gap(row)) for row in _gaps(plan["rooflines"])[:3]),
         *(("  branches", _conditional(row)) for row in plan["conditionals"][:3]),
         *(("  kernel", _kernel(row)) for row in plan["kernels"]),
     ]
@@ -155,6 +156,16 @@ def _roofline(plan: dict) -> list[tuple[str, str]]:
         )
         for part, row in parts.items()
     ]
+
+
+def _gaps(rooflines: list[dict]) -> list[dict]:
+    """The operations that the compiler estimates furthest above their floor, first."""
+    return sorted(rooflines, key=lambda row: row["floor"] - row["estimated"])
+
+
+def _gap(row: dict) -> str:
+    bounds = ", ".join(f"{name} {_ms(row[name])}" for name in ("products", "bytes"))
+    return f"{row['name']}: estimated {_ms(row['estimated'])}, {bounds}, {row['times']:g} times"
 
 
 def _conditional(row: dict) -> str:

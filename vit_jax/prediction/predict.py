@@ -134,11 +134,24 @@ def check_head(run: TrainedModel) -> None:
         )
 
 
-def make_best(run: TrainedModel) -> Compiled:
+def make_best(
+    run: TrainedModel, classify: Callable[[np.ndarray], np.ndarray] | None = None
+) -> Compiled:
     """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
     each.
+
+    Args:
+      classify: what computes the probabilities of images instead of XLA, with weights of its own.
     """
     definition, data = registry.split(run.model)[0], data_of(run)
+    if classify:
+
+        def best_of(_, images: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
+            probabilities = classify(images)
+            numbers = np.argsort(-probabilities, axis=1, kind="stable")[:, :topk]
+            return np.take_along_axis(probabilities, numbers, axis=1), numbers
+
+        return Compiled(data, best_of)
     forward = make_forward(definition, run.model_config, data)
     activation = objectives.activation(run.config.objective)
 
@@ -182,6 +195,7 @@ def predict_files(
     form: str,
     picture: epath.Path | None = None,
     thresholds: Sequence[float] = (),
+    best: Compiled | None = None,
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
@@ -190,7 +204,7 @@ def predict_files(
       run: from `loading.load_run`.
       files: images, see `images.find_images`.
       picture: a file to draw the first images and their classes into, from `outputs.file_to_write`.
-      thresholds: for leaving early, see `predict`.
+      thresholds, best: see `predict`.
 
     Raises:
       ConfigError: it is not known how images are normalised, or the model has no head.
@@ -201,7 +215,10 @@ def predict_files(
 
     def predictions() -> Iterator[Prediction]:
         nonlocal good, bad
-        for result in predict(run, files, topk=topk, batch_size=batch_size, thresholds=thresholds):
+        results = predict(
+            run, files, topk=topk, batch_size=batch_size, thresholds=thresholds, best=best
+        )
+        for result in results:
             if isinstance(result, BadImage):
                 bad += 1
                 logging.error("%s", result)

@@ -15,6 +15,7 @@ from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import data_of, make_forward
+from vit_jax.export.engines import ONNXRUNTIME, make_classifier
 from vit_jax.inspection import maps, observe
 from vit_jax.inspection.contract import picture_of
 from vit_jax.models import registry
@@ -33,20 +34,23 @@ class Network:
       has_attention: whether `look` can be asked: the model attends among all patches.
     """
 
-    def __init__(self, run: TrainedModel, largest: int):
-        """Compiles a program for every power of two below `largest`, and for `largest`.
+    def __init__(self, run: TrainedModel, largest: int, engine: str = "xla"):
+        """Compiles a program for every power of two below `largest`, and for `largest`; or prepares another
+        engine, see `engines.make_classifier`.
 
         Raises:
-          ConfigError: it is not known how images are normalised.
+          ConfigError: it is not known how images are normalised, or the engine cannot have the model.
         """
         self.data, self.classes = data_of(run), tuple(run.classes)
         self.sizes, self.step, self._model_config = batch_sizes(largest), run.step, run.model_config
         definition, weights = registry.split(run.model)
         self._weights = on_first_device(weights)
-        forward = make_forward(definition, run.model_config, self.data)
-        activation = objectives.activation(run.config.objective)
-        classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
-        self._programs = compile_for_sizes(classify, (self._weights,), self.sizes, self.data)
+        self._engine = make_classifier(run, engine)
+        if self._engine is None:
+            forward = make_forward(definition, run.model_config, self.data)
+            activation = objectives.activation(run.config.objective)
+            classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
+            self._programs = compile_for_sizes(classify, (self._weights,), self.sizes, self.data)
         self._layout = layouts(run.model_config)["attention"]
         self._look = self._compile_look(run)
 
@@ -56,6 +60,8 @@ class Network:
 
     def classify(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """The probabilities (n, classes) float32 of images (H, W, C) uint8, as many as one of `sizes`."""
+        if self._engine is not None:
+            return self._engine(np.stack(images))
         return np.asarray(self._programs[len(images)](self._weights, np.stack(images)))
 
     def look(self, image: np.ndarray) -> np.ndarray:
@@ -72,6 +78,8 @@ class Network:
           ConfigError: it is another model, or has other classes.
         """
         check_same_model(run, self._model_config, self.data, self.classes)
+        if self._engine is not None:
+            self._engine = make_classifier(run, ONNXRUNTIME)
         self._weights = on_first_device(registry.split(run.model)[1])
         self.step = run.step
 

@@ -11,6 +11,7 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
+from vit_jax.export.engines import ONNXRUNTIME
 from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.following import Follower
@@ -29,6 +30,7 @@ def serve(
     announce: Callable[[dict[str, Any]], None],
     names: Collection[str] = (),
     follow: bool = False,
+    engine: str = "xla",
     settings: Sequence[tuple[str, str]] = (),
     model_options: Mapping[str, Any] | None = None,
 ) -> None:
@@ -40,6 +42,7 @@ def serve(
       batch_size: images, or their windows, computed together, at most.
       names: host names of requests, see `Server`.
       follow: whether newer checkpoints of a run take the place of the one that is served, see `following.py`.
+      engine: what computes classes, see `engines.make_classifier`.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
       model_options: see `loading.load_run`.
@@ -57,7 +60,12 @@ def serve(
         raise ConfigError(
             f"{path}: the model has no head, and so no classes to serve: fine-tune it"
         )
-    network = Network(run, batch_size) if run.own is None else MapNetwork(run, batch_size)
+    if run.own is None:
+        network = Network(run, batch_size, engine)
+    elif engine == ONNXRUNTIME:
+        raise ConfigError(f"{path}: --engine=onnxruntime computes classes, and the model segments")
+    else:
+        network = MapNetwork(run, batch_size)
     about = {
         "model": describe_model(
             run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0

@@ -1,0 +1,111 @@
+"""Classes computed by onnxruntime, from an export that is kept, against XLA's."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.serving.conftest import make_run
+from vit_jax.base.errors import ConfigError
+from vit_jax.export import engines, onnx
+from vit_jax.interchange import formats
+from vit_jax.models import registry
+from vit_jax.prediction.predict import make_best
+from vit_jax.serving.network import Network
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return make_run()
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    monkeypatch.setattr(engines, "HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def expected(run):
+    return Network(run, largest=3).classify(IMAGES)
+
+
+def test_an_export_is_made_once_and_has_the_classes_of_the_model(run, home, monkeypatch):
+    first = engines.make_classifier(run, "onnxruntime")
+    np.testing.assert_allclose(first(IMAGES), expected(run), atol=1e-6)
+    files = sorted(home.iterdir())
+    assert [file.suffix for file in files] == [".json", ".onnx"]
+    monkeypatch.setattr(onnx, "write", None)  # no other is made
+    again = engines.make_classifier(run, "onnxruntime")
+    np.testing.assert_array_equal(again(IMAGES), first(IMAGES))
+    assert sorted(home.iterdir()) == files
+
+
+def test_the_best_classes_are_those_of_xla(run, home):
+    ours = make_best(run, engines.make_classifier(run, "onnxruntime")).function(None, IMAGES, 4)
+    weights = registry.split(run.model)[1]
+    probabilities, numbers = make_best(run).function(weights, IMAGES, 4)
+    np.testing.assert_array_equal(ours[1], numbers)
+    np.testing.assert_allclose(ours[0], probabilities, atol=1e-6)
+
+
+def test_other_weights_have_another_file_and_a_server_takes_them(run, home):
+    served = Network(run, largest=3, engine="onnxruntime")
+    other = make_run()
+    other.model.head.bias[...] += np.arange(7, dtype=np.float32)
+    served.replace(other)
+    np.testing.assert_allclose(served.classify(IMAGES), expected(other), atol=1e-6)
+    assert len(list(home.glob("*.onnx"))) == 2
+
+
+def test_an_export_that_differs_is_not_kept(run, home, monkeypatch):
+    monkeypatch.setattr(engines, "LARGEST_DIFFERENCE", 0.0)
+    load = onnx.load
+    monkeypatch.setattr(onnx, "load", lambda path: lambda images: load(path)(images) + 1e-3)
+    with pytest.raises(ConfigError, match="differs from the model by 0.001"):
+        engines.make_classifier(run, "onnxruntime")
+    assert not list(home.glob("*.json"))
+    assert engines.make_classifier(run, "auto") is None
+
+
+def test_auto_is_what_was_faster_here(run, home):
+    engines.make_classifier(run, "auto")
+    (measured,) = home.glob("*.json")
+    assert json.loads(measured.read_text()).keys() == {"xla", "onnxruntime"}
+    for slower, faster in (("xla", "onnxruntime"), ("onnxruntime", "xla")):
+        measured.write_text(json.dumps({slower: 2.0, faster: 1.0}))
+        assert (engines.make_classifier(run, "auto") is None) == (faster == "xla")
+        assert engines.make_classifier(run, "onnxruntime")
+        assert engines.make_classifier(run, "xla") is None
+
+
+def test_auto_is_xla_where_bfloat16_is_multiplied(home, monkeypatch):
+    monkeypatch.setattr(engines.choices, "multiplies_bfloat16", lambda: True)
+    assert engines.make_classifier(make_run(dtype="bfloat16"), "auto") is None
+    assert not home.exists()
+
+
+def test_predict_says_the_same_by_either_engine(command, home, tmp_path):
+    config = registry.model_config("ViT-mu/16", image_size=32, num_classes=7, head_init="normal")
+    parameters = jax.device_get(registry.initialize(config, jax.random.key(0)))
+    checkpoint = tmp_path / "tiny.npz"
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, parameters), checkpoint, "official")
+    Image.fromarray(np.tile(IMAGES[0], (3, 3, 1))).save(tmp_path / "a.png")
+    image_flags = [f"--config.data.{name}=(0.5, 0.5, 0.5)" for name in ("mean", "std")]
+
+    def predicted(engine):
+        code, out, err = command(
+            "predict", f"--checkpoint={checkpoint}", f"--engine={engine}", "--json", *image_flags, tmp_path / "a.png"
+        )  # fmt: skip
+        assert code == 0, err
+        return json.loads(out.splitlines()[-1])[0]["predictions"]
+
+    found, expected = predicted("onnxruntime"), predicted("xla")
+    assert [one["class"] for one in found] == [one["class"] for one in expected]
+    np.testing.assert_allclose(
+        [one["probability"] for one in found], [one["probability"] for one in expected], atol=1e-6
+    )
+    assert list(home.glob("*.onnx"))
