@@ -80,7 +80,9 @@ def classify(
     """
     began = time.monotonic()
     path = places.absolute(os.fspath(path), "PHOTOS")
-    folder = outputs.make_folder(places.absolute(os.fspath(_outside(out, path)), "--out"), "--out")
+    out = places.absolute(os.fspath(_outside(out, path)), "--out")
+    is_new = not places.exists(out)
+    folder = outputs.make_folder(out, "--out")
     if os.path.exists(weights):
         weights = os.path.abspath(weights)
     asked = {
@@ -91,7 +93,12 @@ def classify(
     }
     kept = _kept(folder, asked)
     given = [("data.holdout_by", "class"), ("data.holdout", "0.2"), *changes]
-    looked = photos.look(path, _config(_FINE_TUNED, given).data)
+    try:
+        looked = photos.look(path, _config(_FINE_TUNED, given).data)
+    except ConfigError:
+        if is_new:
+            places.remove(folder)
+        raise
     for line in looked.lines():
         logging.info("%s: %s", path, line)
     photos.write(looked, folder / "photos.json")
