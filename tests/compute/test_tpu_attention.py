@@ -84,7 +84,7 @@ def test_queries_of_several_programs_are_those_of_the_formula(tokens, monkeypatc
         ("TPU v5 lite", 2304, 12, 64, (2, 768)),
         ("TPU v5 lite", 2304, 16, 104, (16, 128)),
         ("TPU v6 lite", 201, 32, 128, (32, 201)),
-        ("TPU v5", 201, 32, 128, (16, 201)),
+        ("TPU v5", 201, 32, 128, (32, 128)),
         ("TPU v4", 201, 32, 128, (8, 201)),
         ("TPU v4", 1370, 12, 64, (2, 384)),
         ("TPU v4", 1370, 16, 104, None),

@@ -97,6 +97,11 @@ def test_views_that_cannot_be_are_refused(said, message):
         views.of(make_config(GLOBAL, said))
 
 
+def test_a_view_has_its_own_training_crop_with_all_that_it_takes():
+    jitter = {"train_crop": "jitter", "crop_scale": (0.5, 1.0)}
+    assert views.of(make_config(GLOBAL, jitter))[1].data.crop_scale == (0.5, 1.0)
+
+
 def test_what_is_cut_again_is_the_same_part_with_the_same_flip():
     plain = {"crop_area": (0.3, 0.6), "again": 2.0}
     config = make_config(plain, plain | {"blur": 1.0, "grey": 1.0}, LOCAL)

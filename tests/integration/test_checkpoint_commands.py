@@ -61,6 +61,7 @@ UNUSED = {
     "model.depth=3": "evaluate cannot use config.model.depth. Besides data and eval it takes batch_size, ",
     "optim.lr=1": "evaluate cannot use config.optim.lr",
     "data.train_crop=resize": "evaluate cannot use config.data.train_crop",
+    "data.crop_scale=(0.5,1.0)": "evaluate cannot use config.data.crop_scale",
     "eval.every=1 epochs": "evaluate cannot use config.eval.every",
     "data.channels=1": "config.data.channels is 1, but the model takes images of 3 channels",
     "data.image_size=64": "config.data.image_size is 64, but the model takes images of 32 pixels; for another size "

@@ -23,6 +23,9 @@ _RESIZING = (
 )  # how evaluation uses `eval_resize`
 DRAWS = 4 * _TRIES  # random numbers that a training crop may need
 
+# The fields of `Data` that say how a training image is cut.
+TRAINING = ("train_crop", "crop_area", "crop_aspect", "crop_scale", "resize", "pad")
+
 # (top, left, bottom, right) of a part of an image in pixels, and whether the pixels around it do
 # not count (cut, then resize) or do (resize, then cut).
 Part = tuple[tuple[float, float, float, float], bool]

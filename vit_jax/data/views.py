@@ -19,7 +19,7 @@ from vit_jax.data import crops
 from vit_jax.data.augmentation import augment as augmentation
 from vit_jax.data.options import Augment, BatchSpec, Data
 
-_CUT = ("image_size", "train_crop", "crop_area", "crop_aspect", "resize", "pad", "interpolation")
+_CUT = ("image_size", *crops.TRAINING, "interpolation")
 _MIXING = ("mixup", "cutmix", "mix_switch")
 AGAIN = "_again"  # ends the names of views that are cut once more
 _CHOICE = 2**32  # of random numbers: no view has this number

@@ -132,7 +132,7 @@ _SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 
 
 def module(name: str) -> Any:
-    """What has the `recognises`, `read_checkpoint` and `write_checkpoint` of a format, by its name."""
+    """What has the `recognises`, `read` and `write` of a format, by its name."""
     if name not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {name!r}{nearest(name, FORMATS)}")
     place, _, part = FORMATS[name].partition(":")

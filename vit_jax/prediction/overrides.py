@@ -16,14 +16,14 @@ from vit_jax.base.settings import change
 from vit_jax.checkpoints import descriptions
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config, config_class, default_config
-from vit_jax.data import sources
+from vit_jax.data import crops, sources
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import leakage
 from vit_jax.interchange import loading
 
 _SECTIONS = ("data", "eval")
 _OF_TRAINING = {
-    "data.train_crop", "data.crop_area", "data.crop_aspect", "data.resize", "data.pad", "data.repeats",
+    *(f"data.{name}" for name in crops.TRAINING), "data.repeats",
     "eval.every", "eval.best", "eval.patience", "eval.target",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype")
