@@ -45,7 +45,7 @@ def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp
     train(config, f"{bucket}/run")
     # Again from its checkpoint, of which every byte is read.
     assert train(config, f"{bucket}/run")["step"] == 8
-    assert len(faults.requests()) > 200
+    assert len(faults.requests()) > 150
     faults.clear()
     assert_same_bits(params_of(epath.Path(bucket) / "run"), params_of(tmp_path))
 

@@ -214,7 +214,7 @@ def test_examples_to_choose_by_must_be_some_of_those_to_train_on(train_split, se
         ({}, "no or the same settings twice"),
         ({"optim.lr": []}, "no or the same settings twice"),
         ({"optim.lr": [0.1, 0.1]}, "the same settings twice"),
-        ({"duration": [500]}, "config.duration = 500: "),
+        ({"duration": [500]}, "config.duration = 500 must be of the type"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused_before_any_run(cache, tmp_path, grid, message):

@@ -23,8 +23,8 @@ def mixture(*sets):
 REFUSED = {
     "config.eval.best = 'acc' .*accuracy": {"eval.best": "acc"},
     "config.eval.best = 'knn/acc'": {"eval.best": "knn/acc", "eval.evaluators": ("accuracy", "knn")},
-    "config.eval.patience = 3 has no effect": {"eval.patience": 3},
-    "config.eval.target = 0.5 has no effect": {"eval.target": 0.5},
+    "config.eval.patience = 3 has no effect": {"eval.patience": 3, "eval.every": "0 steps"},
+    "config.eval.target = 0.5 has no effect": {"eval.target": 0.5, "eval.every": "0 steps"},
     "config.eval.target = 60: accuracy is a share": {"eval.target": 60.0, "eval.every": "1 epochs"},
     "config.eval.patience = 3 .*config.checkpoint.best=True": {
         "eval.patience": 3, "eval.every": "1 epochs",

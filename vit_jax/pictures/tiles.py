@@ -130,9 +130,9 @@ def matrix(
 
     values = np.asarray(values)
     rows, columns = values.shape
-    letters = style.LETTER * min(max(map(len, names), default=0), _LONGEST)
+    of_names = style.LETTER * min(max(map(len, names), default=0), _LONGEST)
     figure = style.figure(
-        title, side + 180 + letters, side * rows / max(rows, columns) + 70 + letters
+        title, side + 180 + of_names, side * rows / max(rows, columns) + 70 + of_names
     )
     axes = figure.subplots()
     top, left = (number - 0.5 for number in first)

@@ -64,11 +64,12 @@ def check_run(
         check_classes(assembly.networks.teacher, source.classes)
         if not elsewhere:
             _check_batches(assembly)
-            _check_first_image(source, config)
     if workdir is not None and not elsewhere:
         check_workdir(workdir)
     has_run = workdir is not None and reading.newest_description(workdir) is not None
     if not has_run:
+        if source is not None and not elsewhere:
+            _check_first_image(source, config)
         _check_profile(config, assembly.total_steps)
         _check_effects(assembly)
         if config.init_from:
