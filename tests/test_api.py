@@ -78,6 +78,10 @@ def test_an_image_of_any_kind_gets_the_answer_of_the_command(run, workdir, photo
     assert len(several) == 8 and len(run(np.stack([pixels, pixels]))) == 2 and run([]) == []
 
 
+def test_a_run_is_printed_as_a_line(run, workdir):
+    assert repr(run).startswith(f"<{workdir}: ViT") and "step 12>" in repr(run)
+
+
 def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
     run(pixels)
     with jax.no_tracing():

@@ -833,7 +833,6 @@ class EvaluateFields(TypedDict, total=False):
     data__sampling: Literal['uniform', 'balanced']
     data__image_size: int | str | tuple[Any, ...]
     data__channels: int
-    data__crop_scale: tuple[Any, ...] | list[Any]
     data__interpolation: Literal['bilinear', 'bicubic', '']
     data__views: tuple[Any, ...] | list[Any]
     data__view_sizes: tuple[Any, ...] | list[Any]

@@ -75,6 +75,13 @@ class Run(TrainedModel):
     source: str = ""
     stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        of_pixels = len(self.classes) if self.own else 0
+        name = formats.describe_model(
+            self.model_config, self.config.model.name, of_pixels=of_pixels
+        )
+        return f"<{self.source}: {name}, step {self.step:,}>"
+
     @overload
     def __call__(
         self, images: ImageFile, *, topk: int = 5, thresholds: Sequence[float] = ()

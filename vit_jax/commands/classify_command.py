@@ -9,8 +9,8 @@ from vit_jax.commands import exit_codes
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)")
-_SECONDS = {"s": 1, "": 1, "m": 60, "min": 60, "h": 3600}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def classify() -> None:

@@ -387,10 +387,23 @@ def _unknown_flag(name: str) -> str:
             "there is no flag --model: set --config.model.name=NAME, or --config.model.OPTION=VALUE"
         )
     # Without their dashes, which all have in common.
-    close = likeliest(name, [flag.name for flag in own_flags()], alike=0.65)
+    known = [flag.name for flag in own_flags()]
+    close = likeliest(name, known, alike=0.65)
+    if close not in known:
+        close = _field_called(name)
     command = " ".join(["vit_jax", *sys.argv[0].split()[1:]])
     hint = f"; did you mean '--{close}'?" if close else f"; '{command} --help' lists all"
     return f"there is no flag --{name}{hint}"
+
+
+def _field_called(name: str) -> str:
+    """'config.optim.lr' for lr and learning_rate; '' if no field is called so, or the command takes none."""
+    from vit_jax.base.schema import likeliest, walk
+    from vit_jax.config import Config
+
+    fields = {field.rpartition(".")[2]: field for field, _ in reversed(list(walk(Config)))}
+    close = likeliest(name, fields, alike=0.9) if "config" in FLAGS else ""
+    return f"config.{fields[close]}" if close in fields else ""
 
 
 def _illegal_value(message: str) -> str:

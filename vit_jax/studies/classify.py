@@ -45,6 +45,13 @@ _FINE_TUNED, _SCRATCH = "finetune:photos", "folder"
 _HEAD_SHARE = (
     0.25  # of the time, beyond which a head is not fitted before the whole model is trained
 )
+# What was asked for, as the command line calls it.
+_FLAGS = {
+    "photos": "PHOTOS",
+    "weights": "--weights",
+    "seconds": "--time in seconds",
+    "changes": "--config.…",
+}
 _PLAN, _COMMANDS = "classify.json", "commands.sh"
 # Of the data, what an evaluation has to know.
 _OF_DATA = (
@@ -181,8 +188,8 @@ def _kept(folder: epath.Path, asked: dict) -> dict | None:
     for name, value in asked.items():
         if kept.get(name) != value:
             raise ConfigError(
-                f"--out={folder} was made with {name} = {kept.get(name)!r}, not {value!r}: name another folder, or "
-                "remove it"
+                f"--out={folder} was made with {_FLAGS[name]} = {kept.get(name)!r}, not {value!r}: set the same, name "
+                "another folder with --out, or remove it"
             )
     logging.info("continuing in %s: %s", folder, kept["text"])
     return kept
@@ -361,7 +368,7 @@ def _commands(kept: dict, folder: epath.Path, best: epath.Path, data: Settings) 
         "# Classes of further photos; a page to drop them on; a file for other programs.",
         f"vit_jax predict --checkpoint={best_path} PHOTO",
         f"vit_jax serve --checkpoint={best_path}",
-        f"vit_jax export --checkpoint={best_path} --out=model.onnx",
+        f"vit_jax export --checkpoint={best_path} --to=onnx --out=model.onnx",
     ]
     return "\n".join(lines) + "\n"
 

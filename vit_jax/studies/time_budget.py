@@ -14,7 +14,7 @@ HEAD, WHOLE = "linear head", "whole model"
 # docs/notes/2026-11-26-classify.md.
 _STEP, _STARTING, _LEAST = 2.3, 12.0, 25.0
 _MARGIN = 1.15  # of what is measured
-FEWEST = 100  # steps that are worth the while; fewer only where the recipe has fewer
+FEWEST = 50  # steps that are worth the while; fewer only where the recipe has fewer
 _SMALLER = 0.7  # of a side: half of the patches
 
 
