@@ -115,7 +115,7 @@ def test_a_phones_folder_ends_with_a_head_and_every_finding_counted(shared_data,
     # The head that was written is the one that was measured, and the same command has nothing left to do.
     again = classify.classify(photos, out, seconds=1e-3, weights=weights)
     assert again["accuracy"] == result["accuracy"]
-    with pytest.raises(ConfigError, match="made with seconds = 0.001, not 5"):
+    with pytest.raises(ConfigError, match="made with --time in seconds = 0.001, not 5"):
         classify.classify(photos, out, seconds=5, weights=weights)
 
 

@@ -14,7 +14,7 @@ HEAD, WHOLE = "linear head", "whole model"
 # docs/notes/2026-11-26-classify.md.
 _STEP, _STARTING, _LEAST = 2.3, 12.0, 25.0
 _MARGIN = 1.15  # of what is measured
-FEWEST = 50  # steps that are worth the while; fewer only where the recipe has fewer
+FEWEST = 100  # steps that are worth the while, half as many at the smallest size; fewer only where the recipe has fewer
 _SMALLER = 0.7  # of a side: half of the patches
 
 
@@ -78,7 +78,8 @@ def ways(
         of_step = _MARGIN * _STEP * each * batch_size
         before = starting + (head if with_head else 0.0)
         fitting = int((seconds - before) / of_step)
-        chosen = max(min(steps, fitting), min(steps, fewest))
+        least = fewest // 2 if size == sizes[0] else fewest
+        chosen = max(min(steps, fitting), min(steps, least))
         results.append(Way(WHOLE, size, chosen, before + of_step * chosen))
     return results
 
