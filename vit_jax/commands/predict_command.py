@@ -152,6 +152,10 @@ def _define_features() -> None:
 def _features_are_wanted() -> bool:
     """Whether --features is passed. Raises `flags.Error` for flags that go with it, or against it."""
     wanted = FLAGS.features not in (None, "false")
+    if (wanted or FLAGS.out) and FLAGS.engine != "xla":
+        raise flags.Error(
+            f"--engine={FLAGS.engine} is for classes: pass it without --features and --out"
+        )
     if wanted and (FLAGS.csv or FLAGS.picture or cli.thresholds()):
         raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")
     others = [name for name in ("layers", "maps", "image_size", "stride") if FLAGS[name].value]

@@ -228,9 +228,10 @@ def _check_kernel(asked, queries, keys, heads, head_size, dtype, biased) -> None
         )
     fits = asked != "short" or KERNELS["short"].fits(keys, heads, head_size, dtype)
     if not fits and queries == keys:
+        tokens, sizes = KERNELS["short"].TOKENS, KERNELS["short"].HEAD_SIZES
         raise ConfigError(
-            f"config.model.attention=short takes {KERNELS['short'].TOKENS[0]} to {KERNELS['short'].TOKENS[-1]} "
-            "tokens and heads of 16 to 128 channels, in multiples of 8, that fit a device's fast memory, and got "
+            f"config.model.attention=short takes {tokens[0]} to {tokens[-1]} tokens and heads of {sizes[0]} to "
+            f"{sizes[-1]} channels, in multiples of {sizes.step}, that fit a device's fast memory, and got "
             f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
         )
 

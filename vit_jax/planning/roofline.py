@@ -40,6 +40,10 @@ _STACKING = {"dynamic-slice", "dynamic-update-slice"}
 _MOVES = {
     *_STACKING, "slice", "pad", "concatenate", "copy", "transpose", "broadcast", "reverse", "convert",
 }  # fmt: skip
+_CONTRACTED = {
+    "dot": re.compile(r"lhs_contracting_dims=\{([\d,]*)\}"),
+    "custom-call": re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]'),
+}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 
 
@@ -274,19 +278,20 @@ def _target(instruction: Instruction) -> str:
 
 def _product_flops(instruction: Instruction, operands: list[Shape]) -> int:
     """Operations of a product or convolution, 0 for any other instruction."""
-    text = instruction.attributes
-    if instruction.opcode == "dot":
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", text)
-    elif instruction.opcode != "custom-call":
-        return 0
-    elif _target(instruction).startswith("__cudnn$conv"):
+    if instruction.opcode == "custom-call" and _target(instruction).startswith("__cudnn$conv"):
         return _convolution_flops(instruction, operands)
-    else:
-        contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', text)
-    if not contracted:
+    return dot_flops(instruction, operands[0]) if operands else 0
+
+
+def dot_flops(instruction: Instruction, left: Shape) -> int:
+    """Operations of a product, written as a `dot` or a call of a library, whose first operand is `left`; 0 for any
+    other instruction.
+    """
+    pattern = _CONTRACTED.get(instruction.opcode)
+    if not (contracted := pattern and pattern.search(instruction.attributes)):
         return 0
     axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
-    return 2 * instruction.shapes[0].elements * math.prod(operands[0].dims[a] for a in axes)
+    return 2 * instruction.shapes[0].elements * math.prod(left.dims[axis] for axis in axes)
 
 
 def _convolution_flops(instruction: Instruction, operands: list[Shape]) -> int:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from vit_jax.planning import roofline
 from vit_jax.planning.hlo import Instruction, Program, Shape
 from vit_jax.planning.target import Target
 
@@ -117,10 +118,7 @@ def _replaced(program: Program, computation: str) -> dict[int, int]:
 
 def _flops(instruction: Instruction, shapes: dict[str, tuple[Shape, ...]]) -> int:
     if instruction.opcode == "dot":
-        (left,) = shapes[instruction.operands[0]]
-        axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)[1]
-        contracted = math.prod(left.dims[int(axis)] for axis in axes.split(",") if axis)
-        return 2 * instruction.shapes[0].elements * contracted
+        return roofline.dot_flops(instruction, shapes[instruction.operands[0]][0])
     if instruction.opcode == "convolution":
         return _convolution_flops(instruction, *(shapes[name][0] for name in instruction.operands))
     return 0
