@@ -61,6 +61,16 @@ def test_other_weights_have_another_file_and_a_server_takes_them(run, home):
     assert len(list(home.glob("*.onnx"))) == 2
 
 
+def test_only_the_newest_exports_are_kept(run, home, monkeypatch):
+    monkeypatch.setattr(engines, "_KEPT", 1)
+    engines.make_classifier(run, "onnxruntime")
+    (first,) = home.glob("*.onnx")
+    other = make_run()
+    other.model.head.bias[...] += 1.0
+    engines.make_classifier(other, "onnxruntime")
+    assert not first.exists() and len(list(home.iterdir())) == 2
+
+
 def test_an_export_that_differs_is_not_kept(run, home, monkeypatch):
     monkeypatch.setattr(engines, "LARGEST_DIFFERENCE", 0.0)
     load = onnx.load

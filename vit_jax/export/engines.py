@@ -5,6 +5,7 @@ either may be faster: of ViT-S/16 in float32 XLA by 1.6 on an AMD EPYC, onnxrunt
 import hashlib
 import importlib.util
 import json
+import math
 import pathlib
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ HOME = "~/.cache/vit_jax/onnx"
 # Between the probabilities of the two, in float32: other orders of summation.
 LARGEST_DIFFERENCE = 1e-4
 _RUNS = 5
+_KEPT = 8  # exports, the newest: a server that follows a run makes one of each checkpoint
 
 Classifier = Callable[[np.ndarray], np.ndarray]
 
@@ -86,7 +88,14 @@ def _onnxruntime(run: TrainedModel) -> tuple[Classifier, dict[str, float]]:
     classify = onnx.load(file)
     seconds = _compared(run, classify)
     places.write_whole(epath.Path(measured), json.dumps(seconds))
+    for old in sorted(folder.glob(f"*{onnx.SUFFIX}"), key=_age)[_KEPT:]:
+        old.with_suffix(".json").unlink(missing_ok=True)
+        old.unlink(missing_ok=True)
     return classify, seconds
+
+
+def _age(file: pathlib.Path) -> float:
+    return -file.stat().st_mtime if file.exists() else math.inf
 
 
 def _compared(run: TrainedModel, classify: Classifier) -> dict[str, float]:
