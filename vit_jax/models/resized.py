@@ -18,6 +18,9 @@ from vit_jax.base.sizes import Size
 from vit_jax.models import classifier, registry
 
 METHODS = ("torch", "dinov2")
+SCHEDULED = (
+    "bilinear"  # for a schedule of sizes: all of a table is learned, whichever size its images have
+)
 
 
 def config_at(config: classifier.ClassifierConfig, image_size: Size) -> classifier.ClassifierConfig:
@@ -45,7 +48,7 @@ def resized(
     """`model`, of `config`, at the image size of `target`, from `config_at`.
 
     Args:
-      resize: how tables of positions are interpolated, of `METHODS`, see `embeddings.interpolate`.
+      resize: how tables of positions are interpolated, see `embeddings.interpolate`.
     """
     matrices = _matrices(config, target, resize)
 
@@ -58,6 +61,13 @@ def resized(
     weights = registry.split(model)[1]
     definition = registry.abstract(target)[0]
     return nnx.merge(definition, *(patterns.map_named(fit, tree) for tree in weights))
+
+
+def tables(
+    config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
+) -> frozenset[str]:
+    """Names of the arrays that `resized` interpolates."""
+    return frozenset(_matrices(config, target, resize))
 
 
 @functools.lru_cache(maxsize=16)
@@ -77,7 +87,7 @@ def _matrices(
             in_layers = patterns.is_stacked(name)
             if step is None or in_layers or len(before.shape) != 3 or before.shape[0] != 1:
                 raise ConfigError(
-                    f"a model for images of {sizes.size_text(config.image_size)} cannot see views of "
+                    f"a model for images of {sizes.size_text(config.image_size)} cannot see those of "
                     f"{sizes.size_text(target.image_size)}: {name} {before.shape} cannot be interpolated to "
                     f"{after.shape} in each step"
                 )
