@@ -36,7 +36,7 @@ def check_resized(
     """Raises `ConfigError` if parameters that depend on the size cannot be interpolated; see `resized`. It traces both
     networks.
     """
-    _matrices(config, target, resize)
+    _fits(config, target, resize)
 
 
 def resized(
@@ -50,13 +50,15 @@ def resized(
     Args:
       resize: how tables of positions are interpolated, see `embeddings.interpolate`.
     """
-    matrices = _matrices(config, target, resize)
+    fits = _fits(config, target, resize)
 
     def fit(name: str, x: jax.Array) -> jax.Array:
-        if name not in matrices:
+        if name not in fits:
             return x
+        if fits[name].ndim == 3:
+            return jnp.asarray(fits[name], x.dtype)
         exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("nr,brd->bnd", matrices[name], x, precision=exact)
+        return jnp.einsum("nr,brd->bnd", fits[name], x, precision=exact)
 
     weights = registry.split(model)[1]
     definition = registry.abstract(target)[0]
@@ -66,15 +68,17 @@ def resized(
 def tables(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> frozenset[str]:
-    """Names of the arrays that `resized` interpolates."""
-    return frozenset(_matrices(config, target, resize))
+    """Names of the arrays that `resized` interpolates or computes."""
+    return frozenset(_fits(config, target, resize))
 
 
 @functools.lru_cache(maxsize=16)
-def _matrices(
+def _fits(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> dict[str, np.ndarray]:
-    """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it."""
+    """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it; or the table (1, new rows,
+    D), where that is computed for a size.
+    """
     trees = [registry.abstract_weights(model_config)[1] for model_config in (config, target)]
     by_name = {}
     for old, new in zip(*trees, strict=True):
@@ -91,7 +95,11 @@ def _matrices(
                     f"{sizes.size_text(target.image_size)}: {name} {before.shape} cannot be interpolated to "
                     f"{after.shape} in each step"
                 )
-            # The fit of a table is linear in its rows, and the same for each of its columns.
+            computed = step[1](np.zeros(before.shape))
+            if computed.any():
+                by_name[name] = computed.astype(np.float32)
+                continue
+            # Else the fit is linear in the rows of a table, and the same for each of its columns.
             (matrix,) = step[1](np.eye(before.shape[1])[None])
             by_name[name] = matrix.astype(np.float32)
     return by_name

@@ -57,6 +57,20 @@ def flops(outline: Outline, first: int, stop: int) -> int:
     )
 
 
+def describe(outline: Outline) -> str:
+    """The sizes by step, and what they save, in a sentence."""
+    parts = [
+        f"{sizes.size_text(phase.image_size)} from step {phase.first + 1:,} on ({phase.step_flops:.3g} FLOP a step)"
+        for phase in find_phases(outline)
+    ]
+    saved = 1 - outline.flops() / (outline.step_flops * outline.total_steps)
+    own = sizes.size_text(outline.config.data.image_size)
+    return (
+        f"image sizes: {', '.join(parts)}; {outline.flops():.3g} FLOP in all, {saved:.1%} less than with {own} "
+        "pixels throughout"
+    )
+
+
 def check_phases(config: Config, networks: Networks) -> None:
     """Raises `ConfigError` if model or objective cannot learn from images of all sizes with the same parameters."""
     where, objective = "config.data.size_schedule", networks.objective
