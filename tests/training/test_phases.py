@@ -16,7 +16,6 @@ from tests.training.test_step import make_config
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry, resized
-from vit_jax.training import phases
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import make_gradient
 
@@ -78,7 +77,7 @@ def test_a_step_of_small_images_does_not_change_a_fixed_table():
 
 def test_the_operations_of_a_run_are_those_of_its_phases():
     assembly = assembled(duration="100 steps")
-    small, large = phases.find_phases(assembly)
+    small, large = assembly.phases()
     assert [(p.image_size, p.first, p.stop) for p in (small, large)] == [(16, 0, 50), (32, 50, 100)]
     alone = assemble(
         resolve(make_config(**{"data.image_size": 16})), num_classes=10, examples_per_epoch=160
