@@ -341,6 +341,8 @@ class DataSection(_Fields):
     "in an epoch of training, uniform: every example once; balanced: every class equally often (default: 'uniform')"
     image_size: int | str | tuple[Any, ...]
     'the images that the model sees, in pixels: 224, or height x width: 224x448 (default: 224)'
+    size_schedule: _Tuple
+    'other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of the run on, the last image_size; batch and rate stay; (): image_size throughout (default: ())'
     channels: int
     'of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has (default: 3)'
     train_crop: Literal['inception', 'random', 'pad', 'resize', 'jitter']
@@ -832,6 +834,7 @@ class EvaluateFields(TypedDict, total=False):
     data__examine: bool
     data__sampling: Literal['uniform', 'balanced']
     data__image_size: int | str | tuple[Any, ...]
+    data__size_schedule: tuple[Any, ...] | list[Any]
     data__channels: int
     data__interpolation: Literal['bilinear', 'bicubic', '']
     data__views: tuple[Any, ...] | list[Any]

@@ -14,8 +14,9 @@ import jax
 from flax import nnx
 
 from vit_jax import objectives
-from vit_jax.base import durations, schema
+from vit_jax.base import durations, patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.data import views
 from vit_jax.data.labels.masks import ClassTable
@@ -24,6 +25,7 @@ from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
+    Batch,
     Learner,
     MovingAverage,
     Objective,
@@ -77,12 +79,14 @@ class Networks:
       make_objective: a family's config -> the objective for it.
       teacher: the fixed teacher, if the objective has one.
       adapters: what is trained of the model; `None`: all of it.
+      stored: the model's config at the size of images whose positions its parameters are; `None`: `model_config`.
     """
 
     model_config: classifier.ClassifierConfig
     make_objective: Callable[[classifier.ClassifierConfig], Objective]
     teacher: FixedTeacher | None = None
     adapters: Adapters | None = None
+    stored: classifier.ClassifierConfig | None = None
 
     @classmethod
     def from_config(
@@ -102,7 +106,7 @@ class Networks:
             model_config = model_config_of(config, data.num_classes)
         to_steps = durations_of(config, data.examples_per_epoch)
         total_steps = to_steps(config.duration, name="config.duration")
-        seen, *others = views.variants(config)
+        seen, *others = (variant.views for variant in views.variants(config))
         context = functools.partial(
             ObjectiveContext,
             mean=config.data.mean,
@@ -131,6 +135,24 @@ class Networks:
         return dataclasses.replace(
             self, model_config=choices.with_compute_dtype(self.model_config), teacher=teacher
         )
+
+    def at_size(self, image_size: Size) -> "Networks":
+        """The same for images of another size. The parameters stay as they are; in the program, their tables of
+        positions are interpolated.
+
+        Raises:
+          ConfigError: patches do not divide the images.
+        """
+        if sizes.height_width(image_size) == self.model_config.height_width:
+            return self
+        from vit_jax.models.resized import config_at
+
+        config = config_at(self.model_config, sizes.parse(image_size))
+        return dataclasses.replace(self, model_config=config, stored=self.model_config)
+
+    def for_batch(self, batch: Batch) -> "Networks":
+        """The same for the images of a batch, whose size a schedule may have changed."""
+        return self.at_size(batch["image"].shape[1:3]) if "image" in batch else self
 
     @functools.cached_property
     def objective(self) -> Objective:
@@ -186,8 +208,13 @@ class Networks:
           frozen_teacher: of the fixed teacher.
           anchor: parameters of the model's anchor.
         """
-        definition = registry.abstract(self.model_config)[0]
+        stored = self.stored or self.model_config
+        definition = registry.abstract(stored)[0]
         model = nnx.merge(definition, model_part(params), variables.get("model", {}))
+        if self.stored:
+            from vit_jax.models import resized
+
+            model = resized.resized(model, stored, self.model_config, resized.SCHEDULED)
         own = None
         if OWN in params:
             definition, _ = registry.split(
@@ -205,6 +232,23 @@ class Networks:
             definition = registry.abstract(self.model_config)[0]
             earlier = nnx.merge(definition, anchor, variables.get("model", {}))
         return Learner(model=model, own=own, teacher=teacher, step=step, anchor=earlier)
+
+    def variables_of(self, learner: Learner, before: dict) -> dict:
+        """The state that is not trained by its owner, as it is now; interpolated tables as they were `before`."""
+        owners = {"model": learner.model, OWN: learner.own}
+        by_owner = {
+            owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
+        }
+        if self.stored and by_owner["model"]:
+            from vit_jax.models import resized
+
+            tables = resized.tables(self.stored, self.model_config, resized.SCHEDULED)
+            by_owner["model"] = patterns.map_named(
+                lambda name, now, old: old if name in tables else now,
+                by_owner["model"],
+                before["model"],
+            )
+        return {owner: tree for owner, tree in by_owner.items() if tree}
 
 
 def model_config_of(config: Any, num_classes: int) -> classifier.ClassifierConfig:
@@ -260,15 +304,6 @@ def evaluated_weights(kept: Collection[str]) -> str:
       kept: some of 'params', 'ema' (their average) and 'teacher'.
     """
     return next(name for name in ("ema", "teacher", "params") if name in kept)
-
-
-def variables_of(learner: Learner) -> dict:
-    """The state that is not trained by its owner, as it is now."""
-    owners = {"model": learner.model, OWN: learner.own}
-    by_owner = {
-        owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
-    }
-    return {owner: tree for owner, tree in by_owner.items() if tree}
 
 
 def model_part(params: dict) -> dict:

@@ -134,7 +134,7 @@ def _size(config: ConfigDict, parameters: bool) -> dict:
         num_classes=classes or config.model.num_classes,
         examples_per_epoch=examples,
     )
-    exaflops = made.step_flops * made.total_steps / 1e18
+    exaflops = made.flops() / 1e18
     return row | {
         "model": naming.full_name(made.model_config, config.model.name),
         "parameters": registry.count_parameters(made.model_config) if parameters else None,

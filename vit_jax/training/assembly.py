@@ -72,11 +72,20 @@ class Outline:
 
     @property
     def step_flops(self) -> int:
-        """Operations of a training step: one forward pass of every image and two more for its gradient, all of it
-        twice in sharpness-aware training; see `Objective.flops`.
+        """Operations of a training step, with images of `config.data.image_size`: one forward pass of every image
+        and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
         """
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
+
+    def flops(self, first: int = 0, stop: int | None = None) -> int:
+        """Operations of the steps `first` to `stop` - 1, from 0; by default of the whole run."""
+        stop = self.total_steps if stop is None else stop
+        if self.config.data.size_schedule:
+            from vit_jax.training import phases
+
+            return phases.flops(self, first, stop)
+        return self.step_flops * (stop - first)
 
     @property
     def keeps_average(self) -> bool:
@@ -122,7 +131,7 @@ class Assembly(Outline):
         return states.abstract(self.init, mesh, **placement(self.networks, self.config).rules)
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch of the run, on a mesh; where views have several sizes, the largest."""
+        """A batch of the run, on a mesh; where images have several sizes, the largest."""
         all_batches = self.abstract_batches(mesh)
         return max(all_batches, key=lambda batch: sum(x.size for x in batch.values()))
 
@@ -263,7 +272,7 @@ def outline(
     Raises:
       ConfigError: the config does not go with the data.
     """
-    has_views = bool(views.variants(config)[0])
+    has_views = bool(config.data.views)
     objective, _ = objectives.find_objective(config.objective)
     masks = objective.needs_masks if masks is None else masks
     guards.check_masks(config, objective, masks)
@@ -282,6 +291,10 @@ def outline(
         )
     data = DataFacts(num_classes, examples_per_epoch, multi_label, masks)
     networks = Networks.from_config(config, data)
+    if config.data.size_schedule:
+        from vit_jax.training import phases
+
+        phases.check_phases(config, networks)
     to_steps = durations_of(config, examples_per_epoch)
     total_steps = to_steps(config.duration, name="config.duration")
     return Outline(
