@@ -185,7 +185,7 @@ def test_what_does_not_go_together_is_refused(tiny_config, changes, message):
     ("change", "message"),
     [
         (dict(num_classes=7), "tells 7 classes apart, and the data has 10"),
-        (dict(num_classes=0), "has no head, and so nothing to teach"),
+        (dict(num_classes=0), "has no head, and so no classes to teach"),
         (dict(num_classes=10, channels=1), "sees images of 1 channels, and the student of 3"),
         (None, "the teacher: .*/weights.npz does not exist"),
     ],

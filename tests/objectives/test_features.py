@@ -202,3 +202,22 @@ def test_what_cannot_be_learned_is_refused_before_the_run(teachers, changes, mes
 def test_phi_s_is_refused_for_widths_without_a_hadamard_matrix():
     with pytest.raises(ConfigError, match="no Hadamard matrix of 100 rows .* set it to moments"):
         PhiS(100, 1)
+
+
+@pytest.mark.parametrize(
+    "adaptor, standardize, kinds",
+    [
+        ("linear", "none", ("summary",)),
+        ("mlp", "moments", ("patches",)),
+        ("block", "phi_s", ("summary", "patches")),
+    ],
+)
+def test_each_kind_of_adaptor_and_scale_makes_a_step(teachers, adaptor, standardize, kinds):
+    changes = {"adaptor": adaptor, "standardize": standardize, "kinds": kinds}
+    assembly = run_of(teachers, **{f"objective.{name}": value for name, value in changes.items()})
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    batch = {"image": jax.ShapeDtypeStruct((8, 32, 32, 3), np.uint8)}
+    after, metrics = jax.eval_shape(assembly.train_step, state, batch)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert {"cosine_0", "cosine_1", "loss"} <= set(metrics)
+    assert assembly.step_flops > 0
