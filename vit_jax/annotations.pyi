@@ -257,7 +257,7 @@ class ObjectiveSection(_Fields):
     temperature_warmup: str | None
     "how long the teacher's temperature rises (default: '30 epochs')"
     momentum: _Tuple
-    'of the teacher, at the beginning and at the end; a cosine between (default: (0.992, 1.0))'
+    'of the teacher, at the beginning and at the end; a cosine between; weight of a batch in the moments at the beginning and the end'
     frozen_prototypes: str | None
     "how long prototypes stay as they are at first (default: '1 epoch')"
     patch_weight: float | None
@@ -290,6 +290,24 @@ class ObjectiveSection(_Fields):
     "the teacher's share of the loss (default: 0.5)"
     temperature: float | None
     'soft: logits are divided by it (default: 1.0)'
+    teachers: _Tuple
+    'checkpoints of any format and family, with or without a head (default: ())'
+    kinds: _Tuple
+    "features that are learned: summary, of the whole image; patches (default: ('summary', 'patches'))"
+    adaptor: Literal['ladder', 'block', 'mlp', 'linear'] | None
+    "from the student's features to a teacher's: an MLP of every layer, added up; or of the last layer an MLP, a transformer block and a linear layer, or a linear layer (default: 'ladder')"
+    hidden: int | None
+    "hidden size of the ladder's MLPs (default: 768)"
+    last_hidden: int | None
+    "that of the last layer's (default: 3072)"
+    standardize: Literal['moments', 'phi_s', 'none'] | None
+    "teachers' features: by running moments of each channel; by PHI-S, a rotation and one scale; or not (default: 'moments')"
+    sample: int | None
+    'batches from which PHI-S is computed; until then nothing is learned (default: 100)'
+    cosine: float | None
+    'share of the cosine distance in the loss; the rest is smooth L1 (default: 0.5)'
+    drop: float | None
+    'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple
