@@ -147,6 +147,12 @@ def _define_features() -> None:
         "features: windows of the model's own size slide over images of --image_size, so many pixels at a time",
         lower_bound=0,
     )
+    flags.DEFINE_integer(
+        "native_tokens",
+        0,
+        "features: each image is seen at the size and aspect of its own that so many patches allow",
+        lower_bound=0,
+    )
 
 
 def _features_are_wanted() -> bool:
@@ -158,7 +164,11 @@ def _features_are_wanted() -> bool:
         )
     if wanted and (FLAGS.csv or FLAGS.picture or cli.thresholds()):
         raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")
-    others = [name for name in ("layers", "maps", "image_size", "stride") if FLAGS[name].value]
+    others = [
+        name
+        for name in ("layers", "maps", "image_size", "stride", "native_tokens")
+        if FLAGS[name].value
+    ]
     others += [] if FLAGS.norm else ["nonorm"]
     if others and not wanted:
         raise flags.Error(f"--{others[0]} is for --features")
@@ -187,7 +197,7 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
         files,
         target,
         batch_size=FLAGS.batch_size,
-        wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride),
+        wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride, FLAGS.native_tokens),
     )
     lines = [f"{result['images']} x {result['width']}: {out}"]
     lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]

@@ -57,10 +57,13 @@ class Compiled(NamedTuple):
     Attributes:
       data: how the images are cut, the section `config.data`.
       function: of weights and images (B, H, W, C) uint8; its arguments after these are static.
+      native: patch and number of patches of images at sizes of their own, of which the function takes a `PatchBatch`;
+        `None`: all have one size.
     """
 
     data: Data
     function: Callable[..., Any]
+    native: tuple[int, int] | None = None
 
 
 ImageFile = (
@@ -149,20 +152,24 @@ def find_images(sources: Sequence[str]) -> Iterator[Named]:
 
 
 def read_ahead(
-    files: Iterable[Named], data: Data, batch_size: int
+    files: Iterable[Named],
+    data: Data,
+    batch_size: int,
+    read: Callable[[Named, Data], np.ndarray] = Named.read,
 ) -> Iterator[list[tuple[Named, np.ndarray | BadImage]]]:
     """Images in batches of up to `batch_size`, decoded in threads while the caller works: not more than two
     batches ahead, so that the memory does not grow with their number.
 
     Args:
       data: how they are cut.
+      read: what makes pixels of one.
     """
     ready: queue.Queue = queue.Queue(maxsize=1)
     closed = threading.Event()
 
     def decode(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
-            return file, file.read(data)
+            return file, read(file, data)
         except BadImage as error:
             return file, error
 
