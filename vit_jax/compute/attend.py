@@ -120,21 +120,25 @@ def attend(
         head_size=q.shape[3],
         dtype=q.dtype,
         biased=bias is not None,
-        masked=lengths is not None,
     )
     _note(chosen)
     if chosen == "short":
-        return KERNELS["short"].attend(q, k, v)
+        return KERNELS["short"].attend(q, k, v, lengths)
     if chosen == "cudnn":
         return KERNELS["cudnn"].fused_attention(q, k, v, lengths)
     q = _scaled(q)
     if chosen == "splash":
-        return KERNELS["splash"].splash(q, k, v)
+        return KERNELS["splash"].splash(q, k, v, lengths)
     return _attend(q, k, v, bias, lengths)
 
 
 def project_and_attend(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "auto"
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    lengths: jax.Array | None = None,
+    implementation: str = "auto",
 ) -> jax.Array | None:
     """`attend` of what `project` gives, for self-attention with nothing between the two, where one
     function for both is faster: a kernel that takes the product as it is. `None` elsewhere.
@@ -142,6 +146,7 @@ def project_and_attend(
     Args:
       x: (B, N, D).
       kernel, bias: (D, 3, H, C), and (3, H, C) or `None`.
+      lengths: as in `attend`.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -155,7 +160,7 @@ def project_and_attend(
     _note(chosen)
     products = dense(x, kernel.reshape(len(kernel), -1), None)
     flat = None if bias is None else bias.reshape(-1)
-    out = KERNELS["short"].attend_packed(products, flat, size)
+    out = KERNELS["short"].attend_packed(products, flat, size, lengths)
     return out.reshape(*x.shape[:2], heads, size)
 
 
@@ -194,7 +199,6 @@ def choose(
     head_size: int,
     dtype: jax.typing.DTypeLike,
     biased: bool = False,
-    masked: bool = False,
 ) -> str:
     """The implementation of attention: `asked`, or for `auto` what suits device and shape. The kernels
     need as many queries as keys; without that plain XLA is used, whatever was asked for.
@@ -204,14 +208,13 @@ def choose(
       queries, keys: how many tokens attend, and to how many.
       heads, head_size, dtype: of queries and keys.
       biased: whether a bias is added to the logits, which the kernels cannot do.
-      masked: whether only some keys of each image count, which on TPUs plain XLA computes.
 
     Raises:
       ConfigError: a kernel is asked for that cannot compute this, or not on these devices.
     """
     if asked not in ("auto", "xla"):
         _check_kernel(asked, queries, keys, heads, head_size, dtype, biased)
-    if biased or queries != keys or (masked and platform.current() != "gpu"):
+    if biased or queries != keys:
         return "xla"
     if asked != "auto":
         return asked

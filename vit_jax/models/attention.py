@@ -86,12 +86,13 @@ class Attention(nnx.Module):
           (B, Q, D) and the attention weights (B, H, Q, N), which cost nothing unless used.
         """
         keys, x = split(key, 2), x.astype(self.dtype)
-        added = {} if bias is None else {"bias": bias}  # a subclass may take none
-        added |= {} if lengths is None else {"lengths": lengths}
+        # A subclass may take neither.
+        counting = {} if lengths is None else {"lengths": lengths}
+        added = counting if bias is None else counting | {"bias": bias}
         drops = keys[0] is not None and self.attention_dropout
         heads = None
-        if self.is_plain and queries is None and not (added or positions or drops):
-            options = dict(implementation=self.implementation)
+        if self.is_plain and queries is None and not (bias is not None or positions or drops):
+            options = dict(implementation=self.implementation, **counting)
             heads = attend.project_and_attend(x, *self.qkv_parameters(), **options)
         q, k, v = self.project(x, queries, **positions)
         if heads is None:
