@@ -172,6 +172,9 @@ def test_features_are_those_of_the_command_and_of_every_layer(
     )  # fmt: skip
     assert code == 0, err
     np.testing.assert_allclose(np.load(tmp_path / "n.npz")["features"], together[:1], atol=1e-5)
+    options = "--native_tokens=24", "--topk=2", "--json"
+    code, out, err = command("predict", f"--checkpoint={workdir}", photo, *options)
+    assert code == 0 and len(json.loads(out.splitlines()[-1])[0]["predictions"]) == 2, err
     code, *_ = command("predict", f"--checkpoint={workdir}", photo, f"--features={tmp_path}/g.npz")
     assert code == 0
     np.testing.assert_allclose(

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -11,16 +11,13 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
-from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import windows
 from vit_jax.evaluation.forward import data_of, make_features
 from vit_jax.interchange import loading
 from vit_jax.models import layer_features, registry
-from vit_jax.models.contract import PatchBatch
 from vit_jax.models.layer_features import LayerFeatures
-from vit_jax.prediction.images import Compiled, Named, read_ahead
-from vit_jax.prediction.predict import padded
+from vit_jax.prediction.images import Compiled, Named, native_size, read_ahead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +70,12 @@ def compile_features(run: TrainedModel, wanted: Wanted = _POOLED) -> Compiled:
     definition, weights = registry.split(run.model)
     data = data_of(run)
     if wanted.native_tokens:
-        _check_native(run, wanted, data)
-        native = run.model_config.patch, wanted.native_tokens
+        if any((wanted.layers, wanted.maps, wanted.image_size, wanted.stride)):
+            raise ConfigError(
+                "native_tokens gives the features that the head reads: set it without layers, maps, image_size and "
+                "stride"
+            )
+        native = native_size(run, data, wanted.native_tokens)
         features = make_features(definition, run.model_config, data)
         return Compiled(data, jax.jit(features), native)
     layers = layer_features.check_layers(run.model_config, wanted.layers) if wanted.layers else ()
@@ -106,9 +107,9 @@ def compute_features(
     """
     weights, size = registry.split(run.model)[1], 0
     under_way = collections.deque()
-    for decoded in read_ahead(files, compiled.data, batch_size, _reader(compiled)):
+    for decoded in read_ahead(files, compiled.read, batch_size):
         size = size or len(decoded)
-        images, real = _batch(decoded, size, compiled)
+        images, real = compiled.batch(decoded, size)
         names = [file.name for file, image in decoded if not isinstance(image, BadImage)]
         bad = [image for _, image in decoded if isinstance(image, BadImage)]
         under_way.append((names, real, bad, compiled.function(weights, images)))
@@ -116,53 +117,6 @@ def compute_features(
             yield _on_host(*under_way.popleft())
     while under_way:
         yield _on_host(*under_way.popleft())
-
-
-def _check_native(run: TrainedModel, wanted: Wanted, data: Data) -> None:
-    """Raises `ConfigError` for what images at sizes of their own cannot be asked for."""
-    config, others = (
-        run.model_config,
-        (wanted.layers, wanted.maps, wanted.image_size, wanted.stride),
-    )
-    if reason := config.fixed_size_reason:
-        raise ConfigError(
-            f"native_tokens is {wanted.native_tokens}, but the model takes images of one size alone: {reason}"
-        )
-    if data.permute != "none":
-        raise ConfigError(
-            f"native_tokens needs config.data.permute='none', which is {data.permute!r} in this run"
-        )
-    if any(others):
-        raise ConfigError(
-            "native_tokens gives the features that the head reads: set it without layers, maps, image_size and stride"
-        )
-
-
-def _reader(compiled: Compiled) -> Callable[[Named, Data], np.ndarray]:
-    """What makes pixels of an image."""
-    if compiled.native is None:
-        return Named.read
-    patch, tokens = compiled.native
-    from vit_jax.data import native_sizes
-
-    size = dict(patch=patch, tokens=tokens)
-    return lambda file, data: native_sizes.read_image(
-        file.read_content(), data, name=file.name, **size
-    )
-
-
-def _batch(
-    decoded: list[tuple[Named, np.ndarray | BadImage]], rows: int, compiled: Compiled
-) -> tuple[np.ndarray | PatchBatch, np.ndarray]:
-    """`padded`, of images at sizes of their own too."""
-    if compiled.native is None:
-        return padded(decoded, rows, compiled.data)
-    from vit_jax.data import native_sizes
-
-    pixels = [image for _, image in decoded if not isinstance(image, BadImage)]
-    size = dict(zip(("patch", "tokens"), compiled.native, strict=True))
-    batch = native_sizes.pad_batch(pixels, rows=rows, channels=compiled.data.channels, **size)
-    return batch, np.arange(rows) < len(pixels)
 
 
 def _on_host(names: list[str], real: np.ndarray, bad: list[BadImage], arrays) -> tuple:
