@@ -91,7 +91,8 @@ def mixed_angles(grid: tuple[int, int], frequencies: jax.Array) -> jax.Array:
 
 def turned_by(rows, columns, frequencies: jax.Array) -> jax.Array:
     """Angles of places by learned frequencies (2, …) of columns and of rows, to which rows and columns broadcast."""
-    return columns * frequencies[0] + rows * frequencies[1]
+    of_columns, of_rows = frequencies
+    return columns * of_columns + rows * of_rows
 
 
 def frequencies(size: int, theta: float) -> np.ndarray:
