@@ -43,8 +43,8 @@ class ModelSection(_Fields):
     'attention heads'
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean'] | None
     'how tokens become one vector; token: the class token; token_mean: beside it the mean of the others (DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention; token: the class token (the other kinds have none)'
-    position: Literal['learned', 'learned2d', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid'] | None
-    "position embeddings; learned: 1-D; learned2d: columns and rows; relative: in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
+    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid'] | None
+    "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative: in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
     registers: int | None
     'learned tokens without a position (default: 0)'
     distilled: bool | None
@@ -91,6 +91,10 @@ class ModelSection(_Fields):
     'the class token has a learned position too (official code; not big_vision) (default: True)'
     position_of_registers: bool | None
     "registers have learned positions too (timm's reg_tokens) (default: False)"
+    native_resize: Literal['bilinear', 'bicubic', 'linear'] | None
+    "how learned positions become those of an image of a size of its own; bilinear and bicubic with antialiasing, linear without (default: 'bilinear')"
+    native_aspect: bool | None
+    "images of sizes of their own have positions of the square of their longer side, from its first row and column on (timm's par) (default: False)"
     rope: Literal['none', 'axial', 'centred', 'mixed'] | None
     "rotary positions; axial: integer places (EVA-02); centred: from -1 to 1 (DINOv3); mixed: learned frequencies (2403.13298) (default: 'none')"
     rope_theta: float | None
@@ -736,7 +740,7 @@ class ModelOptions(TypedDict, total=False):
     mlp_dim: int
     heads: int
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean']
-    position: Literal['learned', 'learned2d', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid']
+    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid']
     registers: int
     distilled: bool
     representation: int
@@ -760,6 +764,8 @@ class ModelOptions(TypedDict, total=False):
     position_at: Literal['auto', 'stem', 'layers', 'shared']
     position_of_class: bool
     position_of_registers: bool
+    native_resize: Literal['bilinear', 'bicubic', 'linear']
+    native_aspect: bool
     rope: Literal['none', 'axial', 'centred', 'mixed']
     rope_theta: float
     rope_grid: tuple[Any, ...] | list[Any]
