@@ -59,12 +59,14 @@ class FixedTeacher:
 
     Attributes:
       path: of its checkpoint.
+      option: of the config, that names `path`.
       config: its family's config.
       describe: what `Teacher` says besides the model.
       classes: their names, where its checkpoint says them.
     """
 
     path: str
+    option: str
     config: classifier.ClassifierConfig
     describe: dict
     classes: tuple[str, ...] | None = None
@@ -76,15 +78,15 @@ class Networks:
 
     Attributes:
       model_config: the family's config.
-      make_objective: a family's config -> the objective for it.
-      teacher: the fixed teacher, if the objective has one.
+      make_objective: (a family's config, those of fixed teachers) -> the objective for them.
+      teachers: the fixed teachers, if the objective has such.
       adapters: what is trained of the model; `None`: all of it.
       stored: the model's config at the size of images whose positions its parameters are; `None`: `model_config`.
     """
 
     model_config: classifier.ClassifierConfig
-    make_objective: Callable[[classifier.ClassifierConfig], Objective]
-    teacher: FixedTeacher | None = None
+    make_objective: Callable[..., Objective]
+    teachers: tuple[FixedTeacher, ...] = ()
     adapters: Adapters | None = None
     stored: classifier.ClassifierConfig | None = None
 
@@ -121,19 +123,20 @@ class Networks:
         )
         return cls(
             model_config,
-            lambda model_config: objectives.make(config.objective, context(model_config)),
+            lambda model_config, teachers: objectives.make(
+                config.objective, context(model_config, teachers=teachers)
+            ),
             adapters=adapters_of(config),
         )
 
     def for_devices(self) -> "Networks":
         """The same, computing in the types that suit the devices being traced for."""
-        teacher = self.teacher
-        if teacher:
-            teacher = dataclasses.replace(
-                teacher, config=choices.with_compute_dtype(teacher.config)
-            )
+        teachers = tuple(
+            dataclasses.replace(teacher, config=choices.with_compute_dtype(teacher.config))
+            for teacher in self.teachers
+        )
         return dataclasses.replace(
-            self, model_config=choices.with_compute_dtype(self.model_config), teacher=teacher
+            self, model_config=choices.with_compute_dtype(self.model_config), teachers=teachers
         )
 
     def at_size(self, image_size: Size) -> "Networks":
@@ -157,7 +160,7 @@ class Networks:
     @functools.cached_property
     def objective(self) -> Objective:
         """The objective for the model."""
-        return self.make_objective(self.model_config)
+        return self.make_objective(self.model_config, tuple(t.config for t in self.teachers))
 
     def moving_average(self) -> MovingAverage | None:
         """The teacher that follows the student, if the objective has one."""
@@ -196,7 +199,7 @@ class Networks:
         *,
         step: jax.Array,
         average: tuple[dict, dict] | None = None,
-        frozen_teacher: Weights | None = None,
+        frozen_teachers: tuple[Weights, ...] = (),
         anchor: dict | None = None,
     ) -> Learner:
         """The networks with their arrays.
@@ -205,7 +208,7 @@ class Networks:
           params, variables: see `init`; with the whole model.
           step: updates made so far.
           average: the same two of a teacher that follows the student.
-          frozen_teacher: of the fixed teacher.
+          frozen_teachers: of the fixed teachers.
           anchor: parameters of the model's anchor.
         """
         stored = self.stored or self.model_config
@@ -222,9 +225,10 @@ class Networks:
             )
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None
-        if frozen_teacher is not None:
-            definition = registry.abstract(self.teacher.config)[0]
-            teacher = Teacher(nnx.merge(definition, *frozen_teacher), **self.teacher.describe)
+        if frozen_teachers:
+            teacher = tuple(map(_fixed, self.teachers, frozen_teachers))
+            if not isinstance(self.objective.teacher(), tuple):
+                (teacher,) = teacher
         elif average is not None:
             teacher = self.learner(*average, step=step)
         earlier = None
@@ -249,6 +253,11 @@ class Networks:
                 before["model"],
             )
         return {owner: tree for owner, tree in by_owner.items() if tree}
+
+
+def _fixed(teacher: FixedTeacher, weights: Weights) -> Teacher:
+    definition = registry.abstract(teacher.config)[0]
+    return Teacher(nnx.merge(definition, *weights), **teacher.describe)
 
 
 def model_config_of(config: Any, num_classes: int) -> classifier.ClassifierConfig:

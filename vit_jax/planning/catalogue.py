@@ -125,7 +125,9 @@ def _size(config: ConfigDict, parameters: bool) -> dict:
     }  # fmt: skip
     classes, examples = plan.known_data(config.data)
     unknown_length = examples is None and "epoch" in str(config.duration)
-    needs_teacher = config.objective.name == "distill" and not config.objective.teacher
+    needs_teacher = not all(
+        config.objective[name] for name in ("teacher", "teachers") if name in config.objective
+    )
     no_classes = not (classes or config.model.num_classes)
     if config.init_from or config.pseudo.teacher or needs_teacher or no_classes or unknown_length:
         return row

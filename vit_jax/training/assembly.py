@@ -204,14 +204,13 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     views.variants(typed)
     objectives.find_objective(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
-    teachers = {
-        "objective": getattr(typed.objective, "teacher", ""),
-        "pseudo": typed.pseudo.teacher,
-    }
-    for section, teacher in teachers.items():
+    teachers = [("objective.teacher", getattr(typed.objective, "teacher", ""))]
+    teachers += [("objective.teachers", path) for path in getattr(typed.objective, "teachers", ())]
+    teachers += [("pseudo.teacher", typed.pseudo.teacher)]
+    for field, teacher in teachers:
         if workdir and teacher and _is_of_run(teacher, workdir):
             raise ConfigError(
-                f"config.{section}.teacher = {teacher!r} is the run itself: set another --workdir, or another teacher"
+                f"config.{field} = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
     if typed.lora.lora_rank and not typed.init_from:
         raise ConfigError(
@@ -330,7 +329,7 @@ def assemble(config: Config, **data: Any) -> Assembly:
     """
     made = outline(config, **data)
     model_config = made.model_config
-    networks = dataclasses.replace(made.networks, teacher=_fixed_teacher(made.networks, config))
+    networks = dataclasses.replace(made.networks, teachers=_fixed_teachers(made.networks, config))
     _check_anchor(networks, config)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
@@ -351,18 +350,25 @@ def assemble(config: Config, **data: Any) -> Assembly:
     )
 
 
-def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
-    """The teacher that the objective takes from a checkpoint, still without its weights."""
-    source = networks.objective.teacher()
-    if not isinstance(source, FromCheckpoint):
-        return None
+def _fixed_teachers(networks: Networks, config: Config) -> tuple[FixedTeacher, ...]:
+    """The teachers that the objective takes from checkpoints, still without their weights."""
+    sources = networks.objective.teacher()
+    if isinstance(sources, FromCheckpoint):
+        sources = (sources,)
+    if not isinstance(sources, tuple):
+        return ()
+    return tuple(_fixed_teacher(source, networks, config) for source in sources)
+
+
+def _fixed_teacher(source: FromCheckpoint, networks: Networks, config: Config) -> FixedTeacher:
     from vit_jax.interchange import formats
 
     try:
         checkpoint = formats.read_checkpoint(source.path)
     except CheckpointError as error:
         raise CheckpointError(f"the teacher: {error}") from error
-    guards.check_teacher(source.path, checkpoint.model_config, networks.model_config)
+    both = checkpoint.model_config, networks.model_config
+    guards.check_teacher(source.path, *both, gives=source.gives)
     prepared = checkpoint.preprocessing
     if prepared is None:
         raise ConfigError(
@@ -376,7 +382,8 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
         "student_mean": config.data.mean,
         "student_std": config.data.std,
     }
-    return FixedTeacher(source.path, checkpoint.model_config, describe, checkpoint.classes)
+    classes = checkpoint.classes if source.gives == "logits" else None
+    return FixedTeacher(source.path, source.option, checkpoint.model_config, describe, classes)
 
 
 def _check_anchor(networks: Networks, config: Config) -> None:

@@ -63,11 +63,11 @@ def make_train_step(
             params=params,
             opt_state=opt_state,
             health=health,
-            frozen_teacher=None,
+            frozen_teachers=(),
             base=None,
             **followers,
         )
-        unchanged = state.replace(health=health, frozen_teacher=None, base=None)
+        unchanged = state.replace(health=health, frozen_teachers=(), base=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
         # Whatever is selected or measured is a device's own shard, before parameters are gathered.
         new = new.replace(params=place.updated(new.params))
@@ -81,7 +81,7 @@ def make_train_step(
             "parameter_norm": optax.tree.norm(params),
         }
         return new.replace(
-            step=state.step + 1, frozen_teacher=state.frozen_teacher, base=state.base
+            step=state.step + 1, frozen_teachers=state.frozen_teachers, base=state.base
         ), metrics
 
     return train_step
