@@ -76,17 +76,15 @@ class Outline:
         """Operations of a training step, with images of `config.data.image_size`: one forward pass of every image
         and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
         """
-        return self._step_flops_of(self.networks)
-
-    def _step_flops_of(self, networks: Networks) -> int:
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
-        return 3 * gradients * networks.objective.flops() * self.config.batch_size
+        return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
 
     def phases(self) -> "tuple[Phase, ...]":
         """The steps of a run with `config.data.size_schedule`, by the size of their images."""
         from vit_jax.training.phases import find_phases
 
-        return find_phases(self.config.data, self.networks, self.total_steps, self._step_flops_of)
+        passes = self.step_flops // self.networks.objective.flops()
+        return find_phases(self.config.data, self.networks, self.total_steps, passes)
 
     def flops(self, first: int = 0, stop: int | None = None) -> int:
         """Operations of the steps `first` to `stop` - 1, from 0; by default of the whole run."""

@@ -3,7 +3,7 @@ the networks can learn from it, and what the steps cost. Which step has which si
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
@@ -35,21 +35,19 @@ class Phase:
         return self.step_flops * max(0, min(stop, self.stop) - max(first, self.first))
 
 
-def find_phases(
-    data: Data, networks: Networks, total_steps: int, step_flops: Callable[[Networks], int]
-) -> tuple[Phase, ...]:
+def find_phases(data: Data, networks: Networks, total_steps: int, passes: int) -> tuple[Phase, ...]:
     """The phases of a run, in their order.
 
     Args:
       data: `config.data`, with a schedule.
       networks: of the run.
       total_steps: its length.
-      step_flops: networks -> operations of their step.
+      passes: of an image's forward pass that a step counts as, for all its images together.
     """
     first = size_schedule.first_steps(data, total_steps)
     all_sizes = [phase.data.image_size for phase in size_schedule.phases(data)]
     return tuple(
-        Phase(size, start, stop, step_flops(networks.at_size(size)))
+        Phase(size, start, stop, passes * networks.at_size(size).objective.flops())
         for size, start, stop in zip(all_sizes, first, [*first[1:], total_steps], strict=True)
     )
 
