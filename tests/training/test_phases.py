@@ -15,6 +15,7 @@ from tests.models import test_contract as families
 from tests.training.test_step import make_config
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.interchange import formats
 from vit_jax.models import registry, resized
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import make_gradient
@@ -85,6 +86,40 @@ def test_the_operations_of_a_run_are_those_of_its_phases():
     assert small.step_flops == alone.step_flops < assembly.step_flops == large.step_flops
     assert assembly.flops() == 50 * small.step_flops + 50 * large.step_flops
     assert assembly.flops(45, 52) == 5 * small.step_flops + 2 * large.step_flops
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "objective.name": "mae",
+            "objective.width": 32,
+            "objective.depth": 1,
+            "objective.heads": 2,
+        },
+        {"objective.name": "masked_patches"},
+        {"optim.sam_rho": (0.1, 0.1), "optim.sam_alpha": 0.5},
+        {"lora.lora_rank": 2, "init_from": "CHECKPOINT"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_step_takes_images_of_each_size(changes, tmp_path):
+    if "init_from" in changes:
+        model = registry.model_config(
+            "ViT-mu/8", image_size=32, num_classes=10, width=64, depth=2, heads=4, mlp_dim=128, activation="gelu"
+        )  # fmt: skip
+        params = registry.split(registry.build(model, rngs=nnx.Rngs(0)))[1].params
+        changes = changes | {"init_from": str(tmp_path / "small.safetensors")}
+        checkpoint = formats.LoadedCheckpoint(model, params)
+        formats.write_checkpoint(checkpoint, changes["init_from"], "timm")
+    if "objective.name" in changes:
+        changes = changes | {"augment.mixup": 0.0, "model.num_classes": 0}
+    assembly = assembled(**changes)
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    for size in (16, 32):
+        batch = jax.eval_shape(lambda size=size: make_batch(size, 16))
+        after, _ = jax.eval_shape(assembly.train_step, state, batch)
+        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
 @pytest.mark.parametrize("family", families.TINY)

@@ -7,7 +7,6 @@ tests all start here.
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +205,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     teachers += [("objective.teachers", path) for path in getattr(typed.objective, "teachers", ())]
     teachers += [("pseudo.teacher", typed.pseudo.teacher)]
     for field, teacher in teachers:
-        if workdir and teacher and _is_of_run(teacher, workdir):
+        if workdir and teacher and guards.is_of_run(teacher, workdir):
             raise ConfigError(
                 f"config.{field} = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
@@ -248,12 +247,6 @@ def _as_begun(data: Data, workdir: epath.PathLike) -> Data:
         1, workdir,
     )  # fmt: skip
     return dataclasses.replace(data, examine=False)
-
-
-def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
-    """Whether a checkpoint is one of the run in `workdir`."""
-    workdir, path = (os.path.realpath(os.path.expanduser(folder)) for folder in (workdir, path))
-    return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
 
 
 def outline(
