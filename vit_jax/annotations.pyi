@@ -261,7 +261,7 @@ class ObjectiveSection(_Fields):
     temperature_warmup: str | None
     "how long the teacher's temperature rises (default: '30 epochs')"
     momentum: _Tuple
-    'of the teacher, at the beginning and at the end; a cosine between (default: (0.992, 1.0))'
+    'of the teacher, at the beginning and at the end; a cosine between; weight of a batch in the moments at the beginning and the end'
     frozen_prototypes: str | None
     "how long prototypes stay as they are at first (default: '1 epoch')"
     patch_weight: float | None
@@ -294,6 +294,24 @@ class ObjectiveSection(_Fields):
     "the teacher's share of the loss (default: 0.5)"
     temperature: float | None
     'soft: logits are divided by it (default: 1.0)'
+    teachers: _Tuple
+    'checkpoints of any format and family, with or without a head (default: ())'
+    kinds: _Tuple
+    "features that are learned: summary, of the whole image; patches (default: ('summary', 'patches'))"
+    adaptor: Literal['ladder', 'block', 'mlp', 'linear'] | None
+    "from the student's features to a teacher's: an MLP of every layer, added up; or of the last layer an MLP, a transformer block and a linear layer, or a linear layer (default: 'ladder')"
+    hidden: int | None
+    "hidden size of the ladder's MLPs (default: 768)"
+    last_hidden: int | None
+    "that of the last layer's (default: 3072)"
+    standardize: Literal['moments', 'phi_s', 'none'] | None
+    "teachers' features: by running moments of each channel; by PHI-S, a rotation and one scale; or not (default: 'moments')"
+    sample: int | None
+    'batches from which PHI-S is computed; until then nothing is learned (default: 100)'
+    cosine: float | None
+    'share of the cosine distance in the loss; the rest is smooth L1 (default: 0.5)'
+    drop: float | None
+    'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple
@@ -345,6 +363,8 @@ class DataSection(_Fields):
     "in an epoch of training, uniform: every example once; balanced: every class equally often (default: 'uniform')"
     image_size: int | str | tuple[Any, ...]
     'the images that the model sees, in pixels: 224, or height x width: 224x448 (default: 224)'
+    size_schedule: _Tuple
+    'other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of the run on, the last image_size; batch and rate stay; (): image_size throughout (default: ())'
     channels: int
     'of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has (default: 3)'
     train_crop: Literal['inception', 'random', 'pad', 'resize', 'jitter']
@@ -838,6 +858,7 @@ class EvaluateFields(TypedDict, total=False):
     data__examine: bool
     data__sampling: Literal['uniform', 'balanced']
     data__image_size: int | str | tuple[Any, ...]
+    data__size_schedule: tuple[Any, ...] | list[Any]
     data__channels: int
     data__interpolation: Literal['bilinear', 'bicubic', '']
     data__views: tuple[Any, ...] | list[Any]

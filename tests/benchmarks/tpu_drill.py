@@ -1,12 +1,12 @@
-"""How far both counts of `plan` are from the time that a step takes, by kind of operation: an hour on one TPU.
+"""How far both counts of `plan` are from the time that a step takes, by kind of operation: an hour on one host of TPUs.
 
     python tests/benchmarks/tpu_drill.py --out=drill.json [--cases=S/16,…] [--rehearse]
 
-Each case is a training step on one chip, compiled and traced there. The profiler's time of every operation stands
-beside the compiler's estimate, and beside the floor of `planning/tpu_roofline.py`: products at the peak, bytes at the
-memory's rate. Kernels have no estimate; bundles of theirs are in `tests/planning/attention_bundles.json`. OUT has what
-was measured up to the last case; a case that fails costs only itself, and makes the exit code 1. --rehearse takes a
-tiny step on a CPU, with the rates of v5e, so that only the figures are new on a TPU.
+Each case is a training step on the chips of a host, compiled and traced there. The profiler's time of every operation
+stands beside the compiler's estimate, and beside the floor of `planning/tpu_roofline.py`: products at the peak, bytes
+at the memory's rate. Kernels have no estimate; bundles of theirs are in `tests/planning/attention_bundles.json`. OUT
+has what was measured up to the last case; a case that fails costs only itself, and makes the exit code 1. --rehearse
+takes a tiny step on a CPU, with the rates of v5e, so that only the figures are new on a TPU.
 
 docs/notes/2026-11-26-calibration-on-tpus.md says what to do with them.
 """
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-# A recipe, images on a chip, fields.
+# A recipe, images on a device, fields.
 CASES = {
     "S/16": ("vit_s16_i1k.py", 128, {}),
     "B/16": ("scaling_vit.py:B/16", 64, {}),
@@ -66,7 +66,7 @@ def kind_of(program, instruction) -> str:
 
 
 def read_trace(folder: str) -> dict[str, float]:
-    """Seconds of all runs of each operation that the profiler saw, by its name."""
+    """Seconds of all runs of each operation that the profiler saw, of all devices, by its name."""
     import jax
 
     seconds: dict[str, float] = collections.defaultdict(float)
@@ -83,7 +83,7 @@ def read_trace(folder: str) -> dict[str, float]:
 
 
 def rows(program, tpu, seconds: dict[str, float]) -> Iterator[dict]:
-    """Of every operation that the profiler saw: microseconds of a step."""
+    """Of every operation that the profiler saw: microseconds of a step on a device."""
     from vit_jax.planning import tpu_roofline
 
     devices = tpu.devices_per_chip
@@ -137,8 +137,9 @@ def measure(spec: str, images: int, fields: dict) -> dict:
     from vit_jax.recipes.user_files import load_config
 
     config = load_config(str(ROOT / "configs" / spec))
-    config.batch_size = images
-    config.mesh.update(dict(data=1, fsdp=1, tensor=1))
+    devices = jax.device_count()
+    config.batch_size = images * devices
+    config.mesh.update(dict(data=devices, fsdp=1, tensor=1))
     for field, value in fields.items():
         section, name = field.split(".")
         config[section][name] = value
@@ -147,17 +148,18 @@ def measure(spec: str, images: int, fields: dict) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             breakdown.seconds(timed.run, STEPS, warm_up=0)
-        seconds = read_trace(folder)
+        seconds = {name: total / devices for name, total in read_trace(folder).items()}
     kind = jax.devices()[0].device_kind
     known = {tpu.device_kind: tpu for tpu in chips.TPUS.values()}
     tpu = known.get(kind, chips.TPUS["v5e"])
     table = list(rows(hlo.parse(timed.compiled.as_text()), tpu, seconds))
     total = sum(row["measured"] for row in table)
+    peak = tpu.peak * devices / tpu.devices_per_chip
     return {
         "device": kind,
         "step_us": 1e6 * statistics.median(times),
         "operations_us": total,
-        "share_of_peak": timed.assembly.step_flops / statistics.median(times) / tpu.peak,
+        "share_of_peak": timed.assembly.step_flops / statistics.median(times) / peak,
         "attention": list(timed.attention),
         "kinds": by_kind(table),
         "rows": sorted(table, key=lambda row: -row["measured"])[:100],

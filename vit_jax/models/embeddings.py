@@ -9,8 +9,7 @@ from vit_jax.compute.dense import dense
 from vit_jax.compute.learned import per_example
 from vit_jax.models.contract import PatchBatch
 
-# How `interpolate` resizes, and the name `jax.image.resize` has for it.
-METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic", "torch": None, "dinov2": None}
+METHODS = ("scipy", "bilinear", "bicubic", "torch", "dinov2")  # of `interpolate`
 
 
 class PatchEmbedding(nnx.Module):
@@ -207,11 +206,23 @@ def interpolate(
         matrices = [pytorch_cubic(new, old, old / (new + offset)) for new, old in sides]
         # One side after the other: both at once take minutes for the matrices of `resized` between large grids.
         grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64), optimize=True)
+    elif method == "bilinear":
+        matrices = map(antialiased_linear, new_grid, old_grid)
+        grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64), optimize=True)
     else:
         shape = (*new_grid, width)
-        grid = jax.image.resize(grid, shape, METHODS[method], antialias=True)
+        grid = jax.image.resize(grid, shape, "cubic", antialias=True)
     grid = np.asarray(grid, table.dtype).reshape(1, -1, width)
     return np.concatenate([kept, grid], axis=1)
+
+
+def antialiased_linear(new: int, old: int) -> np.ndarray:
+    """(new, old) float64 weights of linear interpolation at half-pixel centres, each a mean over all old points that
+    it covers where there are fewer new ones.
+    """
+    at = (np.arange(new) + 0.5) * old / new - 0.5
+    weights = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)) / max(old / new, 1))
+    return weights / weights.sum(1, keepdims=True)
 
 
 def pytorch_cubic(new: int, old: int, step: float) -> np.ndarray:
