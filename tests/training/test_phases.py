@@ -16,7 +16,8 @@ from tests.training.test_step import make_config
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats
-from vit_jax.models import registry, resized
+from vit_jax.models import positions, registry, resized
+from vit_jax.models.embeddings import sincos_2d
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import make_gradient
 
@@ -59,6 +60,23 @@ def test_gradients_of_small_images_reach_the_whole_table_of_positions():
     for name, grad in patterns.named(grads).items():
         np.testing.assert_allclose(grad, patterns.named(expected)[name], atol=1e-5, err_msg=name)
     assert (jnp.abs(grads["position"][0, 1:]).max(-1) > 0).all()
+
+
+@pytest.mark.parametrize("position_at", ["stem", "shared"])
+def test_fixed_sines_are_spread_over_small_images(position_at):
+    """Their places are those that patches of the run's own size have; other runs compute them as before."""
+    assembly = assembled(**{"model.position": "sincos2d", "model.position_at": position_at})
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    state = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state)
+    networks = assembly.networks
+    table = sincos_2d((4, 4), 64).reshape(4, 4, 64)
+    small = jax.image.resize(table, (2, 2, 64), "linear", antialias=True).reshape(1, 4, 64)
+    for size, expected in ((16, small), (32, table.reshape(1, 16, 64))):
+        model = state.learner(networks.for_batch(make_batch(size))).model
+        added = positions.table(None, model.config, jnp.float32, model.places)
+        np.testing.assert_allclose(added, expected, atol=1e-6)
+        if position_at == "stem":
+            np.testing.assert_array_equal(model.positions(jnp.float32), added)
 
 
 def test_a_step_of_small_images_does_not_change_a_fixed_table():
