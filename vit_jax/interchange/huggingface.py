@@ -207,8 +207,8 @@ def _normalization(metadata: dict) -> tuple[list[float], list[float]]:
 
 
 def _filled(file: CheckpointFile, path: epath.Path) -> dict:
-    """What preprocessor_config.json says; what it leaves out is as its processor has it, which `_KIND` names: ViT, DeiT,
-    Bit, …
+    """What preprocessor_config.json says; what it leaves out is as its processor has it, whose name, ViT, DeiT, …, is
+    in `_KIND`.
     """
     metadata = pytorch.read_json(path)
     name = metadata.get(_KIND) or metadata.get("feature_extractor_type") or ""

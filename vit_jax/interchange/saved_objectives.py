@@ -43,7 +43,7 @@ def find_saved(
 
 
 def with_found(checkpoint: LoadedCheckpoint) -> LoadedCheckpoint:
-    """The checkpoint with the objective that its file holds in place of tensors, whose sizes are of the file's images."""
+    """The checkpoint with its objective in place of the file's tensors, whose sizes are those of the file's images."""
     return dataclasses.replace(checkpoint, objective=find_saved(checkpoint), extras={})
 
 
