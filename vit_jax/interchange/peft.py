@@ -158,8 +158,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
             f"{path} is not written: transformers has no layer for {', '.join(sorted(left))}"
         )
     also = (rule for rule in model.table if isinstance(rule, Rule) and rule.ours in new.also)
-    beside = {name for rule in also for name in _names(rule, model)}
-    saved = {n: x for n, x in tensors_by_name.arrays(whole, model.conversion) if n in beside}
+    trained_names = {name for rule in also for name in _names(rule, model)}
+    saved = {n: x for n, x in tensors_by_name.arrays(whole, model.conversion) if n in trained_names}
     saved = {peft_names.in_code(name, whole): x for name, x in saved.items()}
     tensors |= {f"{_PREFIX}{name}": array for name, array in saved.items()}
     described = _PLAIN | {

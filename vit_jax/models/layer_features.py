@@ -32,7 +32,7 @@ class LayerFeatures:
     """What a layer gives of a batch.
 
     Attributes:
-      tokens: (B, N, D): class and distillation token, then patches or places row by row. Registers are left out, as in
+      tokens: (B, N, D): class and distillation token, then patches or places row by row; no registers, as in
         `ModelOutput.tokens`.
       name: of the layer: 'blocks/3', 'stage2'.
       grid: rows and columns of the patches; `None` of a family whose config has no grid.
