@@ -111,11 +111,12 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     trained = {peft_names.canonical(name): tensor for name, tensor in rest.items()}
     trained = {names.get(name, name): tensor for name, tensor in trained.items()}
     target = _with_head(model, trained) if headed else model
-    known = {name for name in trained if name in target.shapes}
-    if known != trained.keys() or not edits:
-        missing = ", ".join(sorted(trained.keys() - known)[:3]) or "any of its tensors"
+    shapes = {name: tuple(tensor.shape) for name, tensor in trained.items()}
+    unknown = sorted(f"{n} {shape}" for n, shape in shapes.items() if target.shapes.get(n) != shape)
+    if unknown or not edits:
         raise CheckpointError(
-            f"{path}: there is no place in {formats.describe_model(base.model_config)} for {missing}"
+            f"{path}: there is no place in {formats.describe_model(base.model_config)} for "
+            f"{', '.join(unknown[:3]) or 'any of its tensors'}"
         )
     weights = _merged(model, target, edits, trained, path)
     return dataclasses.replace(
