@@ -281,9 +281,9 @@ def _backward(rest, saved, dout):
         dbias, dq = back(dlogits.astype(added.dtype))
     elif bias is not None:
         dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
-    dlogits = _times(rest, dlogits).astype(q.dtype)
-    dq += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
-    dk = product("bhqn,bqhc->bnhc", dlogits, q).astype(k.dtype)
+    dlogits = dlogits.astype(q.dtype)
+    dq += _times(rest, product("bhqn,bnhc->bqhc", dlogits, k)).astype(q.dtype)
+    dk = _times(rest, product("bhqn,bqhc->bnhc", dlogits, q)).astype(k.dtype)
     dv = product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
     return dq, dk, dv, dbias
 
