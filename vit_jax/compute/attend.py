@@ -89,6 +89,7 @@ def attend(
     v: jax.Array,
     *,
     bias: Bias | None = None,
+    lengths: jax.Array | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
     """softmax(q kᵀ / √C + bias) v.
@@ -103,6 +104,8 @@ def attend(
       bias: (H, Q, N) or (B, H, Q, N); it has a gradient. Or a function that gives (B, H, Q, N) for
         the scaled queries: it is computed again in the backward pass, which stores its arguments
         alone.
+      lengths: (B,) int32 of 1 or more, how many leading keys of each image count; `None`: all. Keys at or
+        beyond it have weight 0, and they and their values gradient 0. Rows of padded queries are finite.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -122,17 +125,22 @@ def attend(
     )
     _note(chosen)
     if chosen == "short":
-        return KERNELS["short"].attend(q, k, v)
+        return KERNELS["short"].attend(q, k, v, lengths)
     if chosen == "cudnn":
-        return KERNELS["cudnn"].fused_attention(q, k, v)
+        return KERNELS["cudnn"].fused_attention(q, k, v, lengths)
     q, rest = _scaled(q)
     if chosen == "splash":
-        return KERNELS["splash"].splash(_rescaled(q, rest), k, v)
-    return _attend(q, k, v, bias, rest)
+        return KERNELS["splash"].splash(_rescaled(q, rest), k, v, lengths)
+    return _attend(q, k, v, bias, lengths, rest)
 
 
 def project_and_attend(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "auto"
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    lengths: jax.Array | None = None,
+    implementation: str = "auto",
 ) -> jax.Array | None:
     """`attend` of what `project` gives, for self-attention with nothing between the two, where one
     function for both is faster: a kernel that takes the product as it is. `None` elsewhere.
@@ -140,6 +148,7 @@ def project_and_attend(
     Args:
       x: (B, N, D).
       kernel, bias: (D, 3, H, C), and (3, H, C) or `None`.
+      lengths: as in `attend`.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -153,20 +162,20 @@ def project_and_attend(
     _note(chosen)
     products = dense(x, kernel.reshape(len(kernel), -1), None)
     flat = None if bias is None else bias.reshape(-1)
-    out = KERNELS["short"].attend_packed(products, flat, size)
+    out = KERNELS["short"].attend_packed(products, flat, size, lengths)
     return out.reshape(*x.shape[:2], heads, size)
 
 
-def weights(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
-    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q."""
-    return jax.nn.softmax(logits(q, k, bias=bias)).astype(q.dtype)
+def weights(
+    q: jax.Array, k: jax.Array, *, bias: Bias | None = None, lengths: jax.Array | None = None
+) -> jax.Array:
+    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q; `lengths` as in `attend`."""
+    return jax.nn.softmax(_scaled_logits(q, k, bias, lengths)).astype(q.dtype)
 
 
 def logits(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
     """q kᵀ / √C + bias: (B, H, Q, N) float32."""
-    q, rest = _scaled(q)
-    logits, rest = _logits(q, k, bias, rest)
-    return _times(rest, logits)
+    return _scaled_logits(q, k, bias, None)
 
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -249,14 +258,14 @@ def _note(implementation: str) -> None:
         kinds[implementation] = None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attend(q, k, v, bias, rest):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q, k, v, bias, lengths, rest):
     """Attention of queries and the `rest` of their scale, see `_scaled`."""
-    return _forward(q, k, v, bias, rest)[0]
+    return _forward(q, k, v, bias, lengths, rest)[0]
 
 
-def _forward(q, k, v, bias, rest):
-    logits, rest = _logits(q, k, bias, rest)
+def _forward(q, k, v, bias, lengths, rest):
+    logits, rest = _logits(q, k, bias, lengths, rest)
     few = min(logits.shape[-2:]) <= FEW
     stored = recompute.named(logits, recompute.ATTENTION) if few else None
     largest = logits.max(-1, keepdims=True)
@@ -264,16 +273,17 @@ def _forward(q, k, v, bias, rest):
     # Dividing here touches C numbers for each query instead of N.
     out = (sums / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
     out = recompute.named(out, recompute.ATTENTION)
-    logsumexp = _times(rest, largest[..., 0]) + jnp.log(total)
+    # Before the rest of the scale, as the logits from which it is subtracted.
+    logsumexp = largest[..., 0] + _times(1 / rest, jnp.log(total))
     logsumexp = recompute.named(logsumexp, recompute.ATTENTION)
-    return out, (q, k, v, bias, out, logsumexp, stored)
+    return out, (q, k, v, bias, lengths, out, logsumexp, stored)
 
 
 def _backward(rest, saved, dout):
-    q, k, v, bias, out, logsumexp, stored = saved
+    q, k, v, bias, lengths, out, logsumexp, stored = saved
     delta = product("bqhc,bqhc->bhq", dout, out)[..., None]
-    logits, rest_of_logits = _logits(q, k, bias, rest, stored)
-    p = jnp.exp(_times(rest_of_logits, logits) - logsumexp[..., None])
+    logits, rest_of_logits = _logits(q, k, bias, lengths, rest, stored)
+    p = jnp.exp(_times(rest_of_logits, logits - logsumexp[..., None]))
     dlogits = p * (product("bqhc,bnhc->bhqn", dout, v) - delta)
     dbias, dq = None, 0
     if callable(bias):
@@ -285,7 +295,7 @@ def _backward(rest, saved, dout):
     dq += _times(rest, product("bhqn,bnhc->bqhc", dlogits, k)).astype(q.dtype)
     dk = _times(rest, product("bhqn,bqhc->bnhc", dlogits, q)).astype(k.dtype)
     dv = product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
-    return dq, dk, dv, dbias
+    return dq, dk, dv, dbias, None
 
 
 _attend.defvjp(_forward, _backward)
@@ -313,14 +323,27 @@ def _times(rest: float, x: jax.Array) -> jax.Array:
     return x if rest == 1 else rest * x
 
 
-def _logits(q, k, bias, rest, stored=None):
+def _scaled_logits(q, k, bias, lengths):
+    q, rest = _scaled(q)
+    logits, rest = _logits(q, k, bias, lengths, rest)
+    return _times(rest, logits)
+
+
+def _logits(q, k, bias, lengths, rest, stored=None):
     """The logits, and what is left of their scale: it is multiplied with where they are read, which takes no pass over
-    them of its own, and before a bias is added.
+    them of its own, and before a bias is added or keys are masked.
     """
+    plain = bias is None and lengths is None
     if stored is not None:
-        return stored, rest if bias is None else 1.0
+        return stored, rest if plain else 1.0
     logits = product("bqhc,bnhc->bhqn", q, k)
-    if bias is None:
+    if plain:
         return logits, rest
-    added = bias(_rescaled(q, rest)) if callable(bias) else bias
-    return _times(rest, logits) + added, 1.0
+    logits = _times(rest, logits)
+    if bias is not None:
+        logits = logits + (bias(_rescaled(q, rest)) if callable(bias) else bias)
+    if lengths is not None:
+        counts = jnp.arange(k.shape[1]) < lengths[:, None]
+        # Not minus infinity: an image without keys would give NaN.
+        logits = jnp.where(counts[:, None, None], logits, jnp.finfo(logits.dtype).min)
+    return logits, 1.0
