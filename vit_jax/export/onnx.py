@@ -1,9 +1,11 @@
 """A trained model as ONNX, for onnxruntime and others."""
 
+import contextlib
 import functools
 import json
+import logging
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -103,12 +105,22 @@ def with_int8_products(path: pathlib.Path) -> pathlib.Path:
 
     # Instructions before VNNI add two products in 16 bits, in which only numbers of seven bits have room.
     has_vnni = {"avx512_vnni", "avx_vnni"} & choices.cpu_instructions()
-    with outputs.writing(epath.Path(target)) as partial:
+    with outputs.writing(epath.Path(target)) as partial, _without_advice():
         quantize_dynamic(
             path, partial, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=not has_vnni,
             weight_type=QuantType.QInt8,
         )  # fmt: skip
     return target
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """onnxruntime warns that another tool of its own could prepare the model, which changes nothing here."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _stored(precision: str, name: str, array: np.ndarray) -> tuple[dict, list]:

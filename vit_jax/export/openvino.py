@@ -30,11 +30,11 @@ def load(path: pathlib.Path, precision: str = "float32") -> Callable[[np.ndarray
 
 
 def _import_openvino() -> ModuleType:
-    """OpenVINO without `openvino_telemetry`, which would report the import to its makers, from a fork of the process.
-    Without that package OpenVINO has a substitute that does nothing.
+    """OpenVINO without its converter of models, which would report the import to its makers, from a fork of the
+    process, and take the log's handler away. OpenVINO does without it.
     """
-    reports = "openvino_telemetry"
-    absent = {} if reports in sys.modules else {reports: None}
+    converter = "openvino.tools.ovc"
+    absent = {} if converter in sys.modules else {converter: None}
     sys.modules.update(absent)  # pyrefly: ignore
     try:
         import openvino
