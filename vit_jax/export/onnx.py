@@ -6,6 +6,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -80,12 +81,7 @@ def write(
 
 def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
     """The program of a file: images to its first output. Raises `ConfigError` without onnxruntime."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ConfigError(
-            f"to run an ONNX file needs onnxruntime: {pip_install('onnx')}"
-        ) from error
+    onnxruntime = _import_onnxruntime()
     options = onnxruntime.SessionOptions()
     # Threads that wait would take the cores from the processes that decode.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -94,10 +90,22 @@ def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: session.run(None, {images.name: x})[0]
 
 
+def _import_onnxruntime() -> ModuleType:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ConfigError(
+            f"to run an ONNX file needs onnxruntime: {pip_install('onnx')}"
+        ) from error
+    return onnxruntime
+
+
 def with_int8_products(path: pathlib.Path) -> pathlib.Path:
     """The file, beside `path`, whose products of matrices are of int8: weights are rounded once, a scale for each
-    column, and activations as they come (onnxruntime's dynamic quantization). Made if it is not there.
+    column, and activations as they come (onnxruntime's dynamic quantization). Made if it is not there. Raises
+    `ConfigError` without onnxruntime.
     """
+    _import_onnxruntime()
     target = path.with_stem(f"{path.stem}_int8")
     if target.exists():
         return target
