@@ -70,6 +70,7 @@ CASES = {
     "vit_i21k-L16": Case("vit_i21k.py:L/16", "v5p:4x4x4"),
     "vit_jft-H14": Case("vit_jft.py:H/14", "v5e:16x16"),
     "scaling_vit-B16": Case("scaling_vit.py:B/16", "v5e:8x8"),
+    "scaling_vit-B16-v6e": Case("scaling_vit.py:B/16", "v6e:8x8"),
     "scaling_vit-G14": Case("scaling_vit.py:G/14", "v5p:8x8x16"),
     "masked_patches-B16": Case("masked_patches.py:B/16", "v5e:8x8"),
     "finetune": Case("finetune.py:imagenet2012", "v5p:2x2x2", changes=_FROM_CHECKPOINT + _INPUTS),
