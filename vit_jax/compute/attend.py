@@ -20,7 +20,7 @@ from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
 # Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own up to
-# 2,304 tokens and splash for longer sequences.
+# 2,560 tokens and splash for longer sequences.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "short", "splash")
 KERNELS = LazyTable(
     {
