@@ -17,6 +17,9 @@ vit_jax train --config=configs/distill.py:photos --workdir=DIR --config.objectiv
     DeiT-Ti/16 on your own images (--config.data.path) on one machine, from a RUN fine-tuned on them;
 vit_jax train --config=configs/distill.py:smoke --workdir=DIR --config.objective.teacher=RUN
     a small ViT on digits, 96.3 % (labels alone: 96.0), RUN being one of configs/digits.py; :smoke,soft or ,patient too.
+vit_jax train --config=configs/distill.py:features --workdir=DIR --config.data.path=PHOTOS \\
+  --config.objective.teachers='("CHECKPOINT",)'
+    the features of teachers with or without heads, from images without labels: configs/features.py.
 
 --config.model.distilled=False removes the distillation token; patient students have none. Any model can be the
 student, by --config.model.name, or the teacher.
@@ -31,6 +34,7 @@ The patient recipes are those of big_vision (bit_i1k.py, FlexiViT's): its 1,200 
 """
 
 import deit
+import features
 
 from vit_jax import recipes
 from vit_jax.base.errors import ConfigError
@@ -45,7 +49,10 @@ PATIENT = {  # data set, trained on, evaluated on, classes; epochs; learning rat
 
 
 def get_config(arg="DeiT-S/16"):
-    model, kind = recipes.arguments(arg, model=("smoke", "photos", *SIZES, *PATIENT), kind=KINDS)
+    models = ("smoke", "photos", "features", *SIZES, *PATIENT)
+    model, kind = recipes.arguments(arg, model=models, kind=KINDS)
+    if model == "features":
+        return features.get_config("photos")
     if model != "smoke" and (kind == "patient") != (model in PATIENT):
         raise ConfigError(f"config argument {arg!r}: patient are only {', '.join(PATIENT)}")
     if kind == "patient":

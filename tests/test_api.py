@@ -147,7 +147,7 @@ def test_the_model_of_preprocessed_images_gives_the_probabilities(run, photo, pi
 
 
 def test_features_are_those_of_the_command_and_of_every_layer(
-    run, workdir, photo, tmp_path, command
+    run, workdir, photo, pixels, tmp_path, command
 ):
     code, out, err = command(
         "predict", f"--checkpoint={workdir}", photo, "--features", "--layers=0,-1", "--maps", f"--out={tmp_path}/f.npz",
@@ -161,6 +161,20 @@ def test_features_are_those_of_the_command_and_of_every_layer(
             np.testing.assert_allclose(found, written[f"blocks.{layer}.map"], atol=1e-5)
         pooled = run.features(photo, image_size=(48, 64))
         np.testing.assert_allclose(pooled, written["features"], atol=1e-5)
+    wide = np.tile(pixels, (1, 5, 1))  # 40 x 150: of up to 24 patches 2 x 9; 40 x 30: 5 x 4
+    alone, together = (
+        run.features([wide], native_tokens=24),
+        run.features([pixels, wide], native_tokens=24),
+    )
+    np.testing.assert_allclose(together[1:], alone, atol=1e-5)
+    code, _, err = command(
+        "predict", f"--checkpoint={workdir}", photo, f"--features={tmp_path}/n.npz", "--native_tokens=24"
+    )  # fmt: skip
+    assert code == 0, err
+    np.testing.assert_allclose(np.load(tmp_path / "n.npz")["features"], together[:1], atol=1e-5)
+    options = "--native_tokens=24", "--topk=2", "--json"
+    code, out, err = command("predict", f"--checkpoint={workdir}", photo, *options)
+    assert code == 0 and len(json.loads(out.splitlines()[-1])[0]["predictions"]) == 2, err
     code, *_ = command("predict", f"--checkpoint={workdir}", photo, f"--features={tmp_path}/g.npz")
     assert code == 0
     np.testing.assert_allclose(

@@ -43,8 +43,8 @@ class ModelSection(_Fields):
     'attention heads'
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean'] | None
     'how tokens become one vector; token: the class token; token_mean: beside it the mean of the others (DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention; token: the class token (the other kinds have none)'
-    position: Literal['learned', 'learned2d', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid'] | None
-    "position embeddings; learned: 1-D; learned2d: columns and rows; relative: in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
+    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid'] | None
+    "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative: in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
     registers: int | None
     'learned tokens without a position (default: 0)'
     distilled: bool | None
@@ -91,6 +91,10 @@ class ModelSection(_Fields):
     'the class token has a learned position too (official code; not big_vision) (default: True)'
     position_of_registers: bool | None
     "registers have learned positions too (timm's reg_tokens) (default: False)"
+    native_resize: Literal['bilinear', 'bicubic', 'linear'] | None
+    "how learned positions become those of an image of a size of its own; bilinear and bicubic with antialiasing, linear without (default: 'bilinear')"
+    native_aspect: bool | None
+    "images of sizes of their own have positions of the square of their longer side, from its first row and column on (timm's par) (default: False)"
     rope: Literal['none', 'axial', 'centred', 'mixed'] | None
     "rotary positions; axial: integer places (EVA-02); centred: from -1 to 1 (DINOv3); mixed: learned frequencies (2403.13298) (default: 'none')"
     rope_theta: float | None
@@ -257,7 +261,7 @@ class ObjectiveSection(_Fields):
     temperature_warmup: str | None
     "how long the teacher's temperature rises (default: '30 epochs')"
     momentum: _Tuple
-    'of the teacher, at the beginning and at the end; a cosine between (default: (0.992, 1.0))'
+    'of the teacher, at the beginning and at the end; a cosine between; weight of a batch in the moments at the beginning and the end'
     frozen_prototypes: str | None
     "how long prototypes stay as they are at first (default: '1 epoch')"
     patch_weight: float | None
@@ -290,6 +294,24 @@ class ObjectiveSection(_Fields):
     "the teacher's share of the loss (default: 0.5)"
     temperature: float | None
     'soft: logits are divided by it (default: 1.0)'
+    teachers: _Tuple
+    'checkpoints of any format and family, with or without a head (default: ())'
+    kinds: _Tuple
+    "features that are learned: summary, of the whole image; patches (default: ('summary', 'patches'))"
+    adaptor: Literal['ladder', 'block', 'mlp', 'linear'] | None
+    "from the student's features to a teacher's: an MLP of every layer, added up; or of the last layer an MLP, a transformer block and a linear layer, or a linear layer (default: 'ladder')"
+    hidden: int | None
+    "hidden size of the ladder's MLPs (default: 768)"
+    last_hidden: int | None
+    "that of the last layer's (default: 3072)"
+    standardize: Literal['moments', 'phi_s', 'none'] | None
+    "teachers' features: by running moments of each channel; by PHI-S, a rotation and one scale; or not (default: 'moments')"
+    sample: int | None
+    'batches from which PHI-S is computed; until then nothing is learned (default: 100)'
+    cosine: float | None
+    'share of the cosine distance in the loss; the rest is smooth L1 (default: 0.5)'
+    drop: float | None
+    'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple
@@ -341,6 +363,8 @@ class DataSection(_Fields):
     "in an epoch of training, uniform: every example once; balanced: every class equally often (default: 'uniform')"
     image_size: int | str | tuple[Any, ...]
     'the images that the model sees, in pixels: 224, or height x width: 224x448 (default: 224)'
+    size_schedule: _Tuple
+    'other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of the run on, the last image_size; batch and rate stay; (): image_size throughout (default: ())'
     channels: int
     'of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has (default: 3)'
     train_crop: Literal['inception', 'random', 'pad', 'resize', 'jitter']
@@ -716,7 +740,7 @@ class ModelOptions(TypedDict, total=False):
     mlp_dim: int
     heads: int
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean']
-    position: Literal['learned', 'learned2d', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid']
+    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid']
     registers: int
     distilled: bool
     representation: int
@@ -740,6 +764,8 @@ class ModelOptions(TypedDict, total=False):
     position_at: Literal['auto', 'stem', 'layers', 'shared']
     position_of_class: bool
     position_of_registers: bool
+    native_resize: Literal['bilinear', 'bicubic', 'linear']
+    native_aspect: bool
     rope: Literal['none', 'axial', 'centred', 'mixed']
     rope_theta: float
     rope_grid: tuple[Any, ...] | list[Any]
@@ -832,6 +858,7 @@ class EvaluateFields(TypedDict, total=False):
     data__examine: bool
     data__sampling: Literal['uniform', 'balanced']
     data__image_size: int | str | tuple[Any, ...]
+    data__size_schedule: tuple[Any, ...] | list[Any]
     data__channels: int
     data__interpolation: Literal['bilinear', 'bicubic', '']
     data__views: tuple[Any, ...] | list[Any]

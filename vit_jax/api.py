@@ -188,6 +188,7 @@ class Run(TrainedModel):
         class_token: bool = False,
         image_size: Size | str | None = None,
         stride: int = 0,
+        native_tokens: int = 0,
     ) -> np.ndarray | tuple:
         """Features of images: the input of the head, or the outputs of layers.
 
@@ -202,6 +203,7 @@ class Run(TrainedModel):
           image_size: of the images as the model sees them, where it should be another: positions are interpolated.
           stride: in place of that, windows of the model's own size slide over images of `image_size`, this many
             pixels from one to the next; where they overlap, their features are averaged.
+          native_tokens: each image at the size and aspect of its own that so many patches allow; without `layers`.
 
         Returns:
           (n, D) float32; with `layers` a tuple of an array (n, N, D) or (n, h, w, D) for each, or of pairs.
@@ -213,7 +215,7 @@ class Run(TrainedModel):
         if isinstance(layers, int | str):
             raise ConfigError(f"layers={layers!r}: must be a list, such as [{layers!r}]")
         size = None if image_size is None else sizes.parse(image_size)
-        wanted = Wanted(tuple(layers), maps, norm, size, stride)
+        wanted = Wanted(tuple(layers), maps, norm, size, stride, native_tokens)
         run, compiled = self._feature_program(wanted)
         given = some_images(images)
         batches = []

@@ -45,8 +45,8 @@ from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.inspection import observe
 from vit_jax.models import registry
-from vit_jax.prediction.images import find_images, read_ahead
-from vit_jax.prediction.predict import padded, predict
+from vit_jax.prediction.images import Compiled, find_images, read_ahead
+from vit_jax.prediction.predict import predict
 
 CLASSES = tuple(f"class {i}" for i in range(1000))
 
@@ -178,8 +178,9 @@ def predicting(said) -> dict:
         return list(itertools.islice(find_images([said.files]), said.images))
 
     def read() -> None:
-        for several in read_ahead(files(), data, said.batch):
-            padded(several, said.batch, data)
+        compiled = Compiled(data, None)
+        for several in read_ahead(files(), compiled.read, said.batch):
+            compiled.batch(several, said.batch)
 
     def whole() -> None:
         for _ in predict(run, files(), topk=5, batch_size=said.batch):

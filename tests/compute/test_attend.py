@@ -71,6 +71,29 @@ def test_plain_attention_is_the_formula_on_every_platform(monkeypatch, platform,
     assert max(distances([attend.weighted(weights, v)], reference(*rounded)[:1])) <= 2 * tolerance
 
 
+# Of up to 8 queries or keys logits are stored.
+@pytest.mark.parametrize(
+    ("implementation", "count"), [("xla", 9), ("xla", 3), ("short", 9), ("splash", 9)]
+)
+def test_keys_beyond_an_images_length_have_weight_and_gradient_0(implementation, count):
+    given, lengths = draw(), np.array([5, 9], np.int32)
+    q, dout = (x[:, :count] for x in (given[0], given[3]))
+    options = dict(lengths=jnp.asarray(lengths))
+    kind = dict(implementation=implementation)
+    out, dq, dk, dv = results(q, *given[1:3], dout, "float32", **kind, **options)
+    weights = attend.weights(*(jnp.asarray(x, jnp.float32) for x in (q, given[1])), **options)
+    for i, length in enumerate(lengths):
+        one = [x[i : i + 1] for x in (q, given[1][:, :length], given[2][:, :length], dout)]
+        found = [x[i : i + 1] for x in (out, dq, dk[:, :length], dv[:, :length])]
+        assert max(distances(found, reference(*one))) <= 2e-6
+        assert not np.any(dk[i, length:]) and not np.any(dv[i, length:])
+        assert not np.any(weights[i, ..., length:])
+    if implementation != "xla":
+        return
+    none = results(q, *given[1:3], dout, "float32", lengths=jnp.zeros(2, jnp.int32))
+    assert all(np.isfinite(x).all() for x in none)
+
+
 @pytest.mark.parametrize("images", [(), (2,)])
 def test_a_bias_is_added_to_the_logits_and_has_a_gradient(images):
     q, k, v, dout = (jnp.asarray(x, jnp.float32) for x in draw())

@@ -1,6 +1,7 @@
 """What is chosen for a device, and the sentence that says so."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from vit_jax.data.options import Data
 from vit_jax.devices import gpus, meshes
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
+from vit_jax.models.zoo import vit_zoo
 from vit_jax.planning import collectives, hlo, target
 
 
@@ -76,6 +78,16 @@ def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monk
     assert attention_on("tpu", monkeypatch, tokens=4097) == "splash"
     assert attention_on("cpu", monkeypatch, asked="splash") == "splash"
     assert attention_on("cpu", monkeypatch, asked="short") == "short"
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite"])
+def test_no_published_size_takes_plain_attention_from_224_to_1024_pixels(kind, monkeypatch):
+    monkeypatch.setattr(platforms, "device_kind", lambda: kind)
+    for (_, width, _, heads), patch in itertools.product(vit_zoo.SIZES.values(), (14, 16, 32)):
+        shape = dict(heads=heads, head_size=width // heads)
+        for pixels in range(224, 1025, 32):
+            tokens = (pixels // patch) ** 2 + 1
+            assert attention_on("tpu", monkeypatch, tokens=tokens, **shape) != "xla"
 
 
 def test_kernels_are_for_as_many_queries_as_keys(monkeypatch):

@@ -133,6 +133,16 @@ def test_cudnns_attention_is_not_padded_and_its_backward_pass_knows_the_lengths(
     assert "PADDING" not in inference
 
 
+def test_cudnn_gets_how_many_keys_of_each_image_count(on_gpus):
+    q, lengths = heads(256), jax.ShapeDtypeStruct((heads(256).shape[0],), jnp.int32)
+
+    def loss(q, k, v, lengths):
+        return attend.attend(q, k, v, lengths=lengths).astype(jnp.float32).sum()
+
+    training = lowered(jax.grad(loss, (0, 1, 2)), q, q, q, lengths)
+    assert re.findall(r"mask_type\\22: \\22(\w+)", training) == ["PADDING", "PADDING"]
+
+
 def test_policies_store_what_cudnn_gives(on_gpus):
     def calls(remat):
         body = recompute.apply(attend.attend, remat, prevent_cse=True)

@@ -43,7 +43,7 @@ def main(process: str, port: str, disks: str, workdir: str) -> None:
     print(step, same, flush=True)
     while True:
         step += 1
-        tier.save(step, make(jnp.int32(step)), {"step": step})
+        tier.save(step, make(jnp.int32(step)), {"step": step, "config": {}})
 
 
 if __name__ == "__main__":

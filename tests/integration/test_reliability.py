@@ -137,6 +137,19 @@ RECIPES = {
     "masked_patches": (("",), (), "params_objective"),
     "deit3": (("pretrain", "at_32"), (), "params"),
     "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
+    "features": (
+        ("",),
+        ("--config.objective.teachers=('{teacher}','{teacher}')", "--config.objective.hidden=8"),
+        "objective_variables",
+    ),
+    "features with phi_s": (
+        ("",),
+        (
+            "--config.objective.teachers=('{teacher}',)", "--config.objective.standardize=phi_s",
+            "--config.objective.sample=5", "--config.objective.adaptor=block",
+        ),
+        "objective_variables",
+    ),
     "segmentation": (("",), ("--config.init_from={teacher}",), "params_objective"),
     "segmentation of things": (
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",

@@ -21,6 +21,7 @@ CLASSES = {
     "VisionTransformer": r".*",
     "VisionTransformerDistilled": r".*",
     "Eva": r".*",
+    "NaFlexVit": r"naflexvit_\w+_(gap|map|siglip)",
     "CrossVit": r".*",
     "MlpMixer": r"mixer_.*",
     "ResNetV2": r".*_bit",
@@ -31,6 +32,7 @@ MODULES = (
     "deit",
     "vision_transformer_hybrid",
     "eva",
+    "naflexvit",
     "crossvit",
     "mlp_mixer",
     "resnetv2",
@@ -84,6 +86,9 @@ def models() -> dict[str, tuple[str, dict, dict | None]]:
 def facts(arguments: dict) -> dict:
     """Arguments of a class of timm as JSON: layers by their names, the epsilon of norms."""
     result = {}
+    if cfg := arguments.pop("cfg", None):  # NaFlexVit's
+        usual = vars(type(cfg)())
+        arguments |= {name: value for name, value in vars(cfg).items() if value != usual[name]}
     for name, value in arguments.items():
         if name in LEFT_OUT:
             if name == "embed_layer":
@@ -106,7 +111,13 @@ def table(models: dict[str, tuple[str, dict, dict]]) -> dict:
     architectures, preprocessing, names = {}, [], collections.defaultdict(dict)
     for name, (cls, arguments, config) in models.items():
         architecture, _, tag = name.partition(".")
-        if cls in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "CrossVit"):
+        if cls in (
+            "VisionTransformer",
+            "VisionTransformerDistilled",
+            "Eva",
+            "NaFlexVit",
+            "CrossVit",
+        ):
             architectures[architecture] = [cls, facts(arguments)]
         else:
             architectures[architecture] = [cls, {}]

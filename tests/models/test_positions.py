@@ -347,6 +347,11 @@ def test_tokens_of_windows_have_all_of_them(kind):
             f"{at}/y": (2, 1, 2, 8),
             f"{at}/tokens": (2, 1, 1, 16),
         },
+        "factorized": {
+            f"{at}/x": (2, 1, 3, 16),
+            f"{at}/y": (2, 1, 2, 16),
+            f"{at}/tokens": (2, 1, 1, 16),
+        },
         "relative": {at: (2, 11, 8)},
         "sincos2d": {},
         "none": {},

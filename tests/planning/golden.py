@@ -73,6 +73,12 @@ CASES = {
     "scaling_vit-G14": Case("scaling_vit.py:G/14", "v5p:8x8x16"),
     "masked_patches-B16": Case("masked_patches.py:B/16", "v5e:8x8"),
     "finetune": Case("finetune.py:imagenet2012", "v5p:2x2x2", changes=_FROM_CHECKPOINT + _INPUTS),
+    "finetune-H14-518": Case(
+        "finetune.py:imagenet2012", "v5e:4x4",
+        changes=(
+            *_FROM_CHECKPOINT, *_INPUTS, ("model.name", "ViT-H/14"), ("data.image_size", 518), ("mesh.fsdp", 16),
+        ),
+    ),
     "linear_probe": Case("linear_probe.py:imagenet2012", "v5e:2x2", changes=_FROM_CHECKPOINT + _INPUTS),
     "bit_hyperrule": Case(
         "bit_hyperrule.py:imagenet2012", "v5e:4x4",

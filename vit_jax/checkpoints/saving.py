@@ -6,6 +6,7 @@ import json
 import logging as python_logging
 import os
 import time
+import traceback
 from collections.abc import Callable
 
 import orbax.checkpoint as ocp
@@ -61,7 +62,8 @@ class Checkpoints:
         self._failures = 0
         self._best: int | None = None
         self._committer = Committer(wait_minutes, config.commit_minutes, before_commit, **writing)
-        logging.get_absl_logger().addFilter(_not_a_traceback_of_orbax)
+        for logger in (logging.get_absl_logger(), python_logging.getLogger("asyncio")):
+            logger.addFilter(_not_a_traceback_of_orbax)
         if processes.index() == 0:
             if not places.in_bucket(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -281,8 +283,15 @@ class Checkpoints:
 
 
 def _not_a_traceback_of_orbax(record: python_logging.LogRecord) -> bool:
-    """A failed save is logged here, in a line; Orbax would log it too, twice and as tracebacks."""
-    return not (record.exc_info and f"{os.sep}orbax{os.sep}" in record.pathname)
+    """A failed save is logged here, in a line; Orbax would log it too, twice and as tracebacks, and asyncio each array
+    that was not written either.
+    """
+    if not record.exc_info:
+        return True
+    files = [record.pathname]
+    if record.name == "asyncio":
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(record.exc_info[2])]
+    return not any(f"{os.sep}orbax{os.sep}" in file for file in files)
 
 
 def _first() -> bool:

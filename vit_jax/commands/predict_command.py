@@ -72,6 +72,8 @@ def predict() -> None:
         raise flags.Error(
             "--engine=onnxruntime computes all exits: pass it without --budget and --threshold"
         )
+    if FLAGS.native_tokens and (thresholds or FLAGS.engine != "xla"):
+        raise flags.Error("pass --native_tokens without --engine, --budget and --threshold")
     picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
     files = find_images(images)
     form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
@@ -94,7 +96,7 @@ def _best(run: "TrainedModel"):
 
     check_head(run)
     if FLAGS.engine == "xla":  # without what exports need
-        return make_best(run)
+        return make_best(run, native_tokens=FLAGS.native_tokens)
     from vit_jax.export.engines import make_classifier
 
     return make_best(run, make_classifier(run, FLAGS.engine))
@@ -109,8 +111,10 @@ def _load(settings: list[tuple[str, str]]) -> "TrainedModel":
 
 def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
     """`predict` of a model that segments."""
-    if FLAGS.csv or FLAGS.picture or cli.thresholds():
-        raise flags.Error("pass --out without --csv, --picture, --budget and --threshold")
+    if FLAGS.csv or FLAGS.picture or cli.thresholds() or FLAGS.native_tokens:
+        raise flags.Error(
+            "pass --out without --csv, --picture, --budget, --threshold and --native_tokens"
+        )
     from vit_jax.prediction.images import check_all_read, find_images
     from vit_jax.prediction.maps import write_maps
 
@@ -145,6 +149,12 @@ def _define_features() -> None:
         "stride",
         0,
         "features: windows of the model's own size slide over images of --image_size, so many pixels at a time",
+        lower_bound=0,
+    )
+    flags.DEFINE_integer(
+        "native_tokens",
+        0,
+        "each image is seen at the size and aspect of its own that so many patches allow",
         lower_bound=0,
     )
 
@@ -187,7 +197,7 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
         files,
         target,
         batch_size=FLAGS.batch_size,
-        wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride),
+        wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride, FLAGS.native_tokens),
     )
     lines = [f"{result['images']} x {result['width']}: {out}"]
     lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]

@@ -87,6 +87,7 @@ def attend(
     v: jax.Array,
     *,
     bias: Bias | None = None,
+    lengths: jax.Array | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
     """softmax(q kᵀ / √C + bias) v.
@@ -101,6 +102,8 @@ def attend(
       bias: (H, Q, N) or (B, H, Q, N); it has a gradient. Or a function that gives (B, H, Q, N) for
         the scaled queries: it is computed again in the backward pass, which stores its arguments
         alone.
+      lengths: (B,) int32 of 1 or more, how many leading keys of each image count; `None`: all. Keys at or
+        beyond it have weight 0, and they and their values gradient 0. Rows of padded queries are finite.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -120,15 +123,22 @@ def attend(
     )
     _note(chosen)
     if chosen == "short":
-        return KERNELS["short"].attend(q, k, v)
+        return KERNELS["short"].attend(q, k, v, lengths)
     if chosen == "cudnn":
-        return KERNELS["cudnn"].fused_attention(q, k, v)
+        return KERNELS["cudnn"].fused_attention(q, k, v, lengths)
     q = _scaled(q)
-    return KERNELS["splash"].splash(q, k, v) if chosen == "splash" else _attend(q, k, v, bias)
+    if chosen == "splash":
+        return KERNELS["splash"].splash(q, k, v, lengths)
+    return _attend(q, k, v, bias, lengths)
 
 
 def project_and_attend(
-    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "auto"
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    *,
+    lengths: jax.Array | None = None,
+    implementation: str = "auto",
 ) -> jax.Array | None:
     """`attend` of what `project` gives, for self-attention with nothing between the two, where one
     function for both is faster: a kernel that takes the product as it is. `None` elsewhere.
@@ -136,6 +146,7 @@ def project_and_attend(
     Args:
       x: (B, N, D).
       kernel, bias: (D, 3, H, C), and (3, H, C) or `None`.
+      lengths: as in `attend`.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -149,18 +160,20 @@ def project_and_attend(
     _note(chosen)
     products = dense(x, kernel.reshape(len(kernel), -1), None)
     flat = None if bias is None else bias.reshape(-1)
-    out = KERNELS["short"].attend_packed(products, flat, size)
+    out = KERNELS["short"].attend_packed(products, flat, size, lengths)
     return out.reshape(*x.shape[:2], heads, size)
 
 
-def weights(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
-    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q."""
-    return jax.nn.softmax(logits(q, k, bias=bias)).astype(q.dtype)
+def weights(
+    q: jax.Array, k: jax.Array, *, bias: Bias | None = None, lengths: jax.Array | None = None
+) -> jax.Array:
+    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q; `lengths` as in `attend`."""
+    return jax.nn.softmax(_logits(_scaled(q), k, bias, lengths)).astype(q.dtype)
 
 
 def logits(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
     """q kᵀ / √C + bias: (B, H, Q, N) float32."""
-    return _logits(_scaled(q), k, bias)
+    return _logits(_scaled(q), k, bias, None)
 
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -244,13 +257,13 @@ def _note(implementation: str) -> None:
 
 
 @jax.custom_vjp
-def _attend(q, k, v, bias):
+def _attend(q, k, v, bias, lengths):
     """Attention of scaled queries."""
-    return _forward(q, k, v, bias)[0]
+    return _forward(q, k, v, bias, lengths)[0]
 
 
-def _forward(q, k, v, bias):
-    logits = _logits(q, k, bias)
+def _forward(q, k, v, bias, lengths):
+    logits = _logits(q, k, bias, lengths)
     few = min(logits.shape[-2:]) <= FEW
     stored = recompute.named(logits, recompute.ATTENTION) if few else None
     largest = logits.max(-1, keepdims=True)
@@ -259,13 +272,13 @@ def _forward(q, k, v, bias):
     out = (sums / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
     out = recompute.named(out, recompute.ATTENTION)
     logsumexp = recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION)
-    return out, (q, k, v, bias, out, logsumexp, stored)
+    return out, (q, k, v, bias, lengths, out, logsumexp, stored)
 
 
 def _backward(saved, dout):
-    q, k, v, bias, out, logsumexp, stored = saved
+    q, k, v, bias, lengths, out, logsumexp, stored = saved
     delta = product("bqhc,bqhc->bhq", dout, out)[..., None]
-    logits = _logits(q, k, bias) if stored is None else stored
+    logits = _logits(q, k, bias, lengths) if stored is None else stored
     p = jnp.exp(logits - logsumexp[..., None])
     dlogits = p * (product("bqhc,bnhc->bhqn", dout, v) - delta)
     dbias, dq = None, 0
@@ -278,7 +291,7 @@ def _backward(saved, dout):
     dq += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
     dk = product("bhqn,bqhc->bnhc", dlogits, q).astype(k.dtype)
     dv = product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
-    return dq, dk, dv, dbias
+    return dq, dk, dv, dbias, None
 
 
 _attend.defvjp(_forward, _backward)
@@ -288,8 +301,12 @@ def _scaled(q: jax.Array) -> jax.Array:
     return q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
 
 
-def _logits(q, k, bias):
+def _logits(q, k, bias, lengths):
     logits = product("bqhc,bnhc->bhqn", q, k)
-    if bias is None:
+    if bias is not None:
+        logits = logits + (bias(q) if callable(bias) else bias)
+    if lengths is None:
         return logits
-    return logits + (bias(q) if callable(bias) else bias)
+    counts = jnp.arange(k.shape[1]) < lengths[:, None]
+    # Not minus infinity: an image without keys would give NaN.
+    return jnp.where(counts[:, None, None], logits, jnp.finfo(logits.dtype).min)

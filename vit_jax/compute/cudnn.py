@@ -41,24 +41,26 @@ def fits(head_size: int, dtype: jax.typing.DTypeLike) -> bool:
 
 
 @jax.custom_vjp
-def fused_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / √C) v; all (B, N, H, C), float16 or bfloat16."""
-    (out,) = _call("fwd", q, k, v, is_training=False)
+def fused_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array | None = None
+) -> jax.Array:
+    """softmax(q kᵀ / √C) v; all (B, N, H, C), float16 or bfloat16; `lengths` as in `attend.attend`."""
+    (out,) = _call("fwd", lengths, q, k, v, is_training=False)
     return out
 
 
-def _forward(q, k, v):
-    out, logsumexp = _call("fwd", q, k, v, is_training=True)
+def _forward(q, k, v, lengths):
+    out, logsumexp = _call("fwd", lengths, q, k, v, is_training=True)
     out = recompute.named(out, recompute.ATTENTION)
     logsumexp = recompute.named(logsumexp, recompute.ATTENTION)
-    return out, (q, k, v, out, logsumexp)
+    return out, (q, k, v, lengths, out, logsumexp)
 
 
 def _backward(saved, dout):
     if gpus.is_deterministic(os.environ):
         _check_deterministic()
-    q, k, v, out, logsumexp = saved
-    return tuple(_call("bwd", q, k, v, logsumexp, out, dout))
+    q, k, v, lengths, out, logsumexp = saved
+    return *_call("bwd", lengths, q, k, v, logsumexp, out, dout), None
 
 
 fused_attention.defvjp(_forward, _backward)
@@ -77,22 +79,24 @@ def _check_deterministic() -> None:
         )
 
 
-def _call(direction: str, q, k, v, *saved, **options) -> list[jax.Array]:
+def _call(direction: str, lengths, q, k, v, *saved, **options) -> list[jax.Array]:
     """One of JAX's two primitives, whose operands and options have no public name."""
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     unused = jnp.zeros(0, q.dtype)
-    masked = direction == "bwd" and q.shape[1] % TILE
+    masked = lengths is not None or (direction == "bwd" and q.shape[1] % TILE)
     mask = fused.MaskType.PADDING if masked else fused.MaskType.NO_MASK
-    lengths = unused
+    queries = keys = unused
     if masked:
-        lengths = partitioning.constrain_batch(jnp.full(q.shape[0], q.shape[1], jnp.int32))
+        # All queries count: rows beyond their number would be left as they were in memory.
+        queries = partitioning.constrain_batch(jnp.full(q.shape[0], q.shape[1], jnp.int32))
+        keys = queries if lengths is None else partitioning.constrain_batch(lengths)
     primitive = {
         "fwd": fused._dot_product_attention_fwd_p_wrapper,
         "bwd": fused._dot_product_attention_bwd_p_wrapper,
     }[direction]
     # Bias; lengths of queries and keys; offsets of packed ones; tables of pages.
-    operands = unused, lengths, lengths, unused, unused, unused, unused
+    operands = unused, queries, keys, unused, unused, unused, unused
     if "score_mod" in inspect.signature(fused._dot_product_attention_fwd_rule).parameters:
         options["score_mod"] = None  # since JAX 0.12
     return primitive.bind(

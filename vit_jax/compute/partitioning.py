@@ -67,7 +67,7 @@ def per_device(
     function: Callable,
     *arrays: jax.Array,
     heads: int,
-    axes: Sequence[int],
+    axes: Sequence[int | None],
     out_axes: Sequence[int],
 ) -> tuple[jax.Array, ...]:
     """`function` of each device's part of the arrays, with nothing exchanged: images are sharded as
@@ -77,7 +77,8 @@ def per_device(
       function: gives a tuple of arrays.
       arrays: the batch is axis 0.
       heads: how many heads there are.
-      axes: along which axis of each array heads lie; they may share it with their features.
+      axes: along which axis of each array heads lie; they may share it with their features. `None` if it
+        has none.
       out_axes: the same of each result.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -87,7 +88,9 @@ def per_device(
     tensor = "tensor" if heads % mesh.shape["tensor"] == 0 else None
 
     def specs(axes):
-        return tuple(P(batch, *[None] * (axis - 1), tensor) for axis in axes)
+        return tuple(
+            P(batch) if axis is None else P(batch, *[None] * (axis - 1), tensor) for axis in axes
+        )
 
     return jax.shard_map(
         function, in_specs=specs(axes), out_specs=specs(out_axes), check_vma=False

@@ -18,7 +18,7 @@ def turn(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
 
     Args:
       x: (B, N, H, C).
-      cosines, sines: of the angles, (N, 1, C/2) or (N, H, C/2) float32.
+      cosines, sines: of the angles, (N, 1, C/2) or (N, H, C/2) float32, or with a leading axis for images.
 
     Returns:
       As x, computed in float32.
@@ -51,8 +51,7 @@ def axial_angles(
     places = [np.arange(n) + offset for n in grid]
     if trained_grid:
         places = [at / n * old for at, n, old in zip(places, grid, trained_grid, strict=True)]
-    frequencies = theta ** (-np.arange(size // 4) / (size // 4))
-    return _both(places, frequencies)
+    return _both(places, frequencies(size, theta))
 
 
 def centred_angles(grid: tuple[int, int], size: int, *, theta: float) -> np.ndarray:
@@ -60,20 +59,20 @@ def centred_angles(grid: tuple[int, int], size: int, *, theta: float) -> np.ndar
     arXiv 2508.10104): 2π times these, divided by periods of theta^(k / (C/4)). As `axial_angles`.
     """
     places = [(np.arange(n) + 0.5) / n * 2 - 1 for n in grid]
-    return _both(places, _centred_frequencies(size, theta))
+    return _both(places, 2 * np.pi * frequencies(size, theta))
 
 
 def moved(angles: jax.Array, shift: jax.Array, scale: jax.Array, *, theta: float) -> jax.Array:
     """`centred_angles` of places p as those of (p + shift) * scale.
 
     Args:
-      angles: (N, C/2).
+      angles: (…, N, C/2).
       shift, scale: (2,), of rows and of columns.
     """
     quarter = angles.shape[-1] // 2
-    frequencies = np.tile(_centred_frequencies(4 * quarter, theta), 2).astype(np.float32)
+    turns = np.tile(2 * np.pi * frequencies(4 * quarter, theta), 2).astype(np.float32)
     by_row_and_column = [jnp.repeat(x, quarter) for x in (shift, scale)]
-    return (angles + by_row_and_column[0] * frequencies) * by_row_and_column[1]
+    return (angles + by_row_and_column[0] * turns) * by_row_and_column[1]
 
 
 def mixed_angles(grid: tuple[int, int], frequencies: jax.Array) -> jax.Array:
@@ -87,12 +86,18 @@ def mixed_angles(grid: tuple[int, int], frequencies: jax.Array) -> jax.Array:
       (L, rows * columns, H, C/2) float32.
     """
     y, x = (axis.reshape(-1, 1, 1) for axis in np.mgrid[: grid[0], : grid[1]].astype(np.float32))
-    of_columns, of_rows = frequencies[:, :, None]
-    return x * of_columns + y * of_rows
+    return turned_by(y, x, frequencies[:, :, None])
 
 
-def _centred_frequencies(size: int, theta: float) -> np.ndarray:
-    return 2 * np.pi * theta ** (-np.arange(size // 4) / (size // 4))
+def turned_by(rows, columns, frequencies: jax.Array) -> jax.Array:
+    """Angles of places by learned frequencies (2, …) of columns and of rows, to which rows and columns broadcast."""
+    of_columns, of_rows = frequencies
+    return columns * of_columns + rows * of_rows
+
+
+def frequencies(size: int, theta: float) -> np.ndarray:
+    """theta^(-k / (C/4)) for heads of C = `size` channels, (C/4,) float64."""
+    return theta ** (-np.arange(size // 4) / (size // 4))
 
 
 def _both(places, frequencies):

@@ -8,22 +8,30 @@ from vit_jax.compute import partitioning, platform, recompute
 BLOCK = 512  # tokens of a block: sequences are padded to whole ones, which takes less than shorter blocks do
 
 
-def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """softmax(q kᵀ) v by splash attention (Pallas); shapes as in `attend.attend`."""
+def splash(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
+    """softmax(q kᵀ) v by splash attention (Pallas).
+
+    Args:
+      q, k, v: (B, N, H, C).
+      lengths: (B,) int32, at least 1: how many leading keys of each image count. Others have weight 0, and
+        their gradients and those of their values are 0.
+    """
+    given = [] if lengths is None else [lengths]
     (out,) = partitioning.per_device(
         lambda *arrays: (_splash(*arrays),),
         q,
         k,
         v,
+        *given,
         heads=q.shape[2],
-        axes=(2, 2, 2),
+        axes=[2, 2, 2, *(None for _ in given)],
         out_axes=(2,),
     )
     return out
 
 
-def _splash(q, k, v):
-    """On one device. Tokens are padded to whole blocks; real ones see real ones only."""
+def _splash(q, k, v, lengths=None):
+    """On one device. Tokens are padded to whole blocks, and what was added is seen by none."""
     # Imported here: Pallas for TPUs takes a second to import.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
@@ -47,7 +55,12 @@ def _splash(q, k, v):
         residual_checkpoint_name=recompute.ATTENTION,
         interpret=platform.current() != "tpu",
     )
-    real = (jnp.arange(padded) < tokens).astype(jnp.int32)
-    segments = splash.SegmentIds(q=real, kv=real) if padding else None
-    out = jax.vmap(run, in_axes=(0, 0, 0, None))(by_head(q), by_head(k), by_head(v), segments)
+    axis = None if lengths is None else 0
+    segments = None
+    if padding or lengths is not None:
+        counts = jnp.arange(padded) < (tokens if lengths is None else lengths[:, None])
+        segments = splash.SegmentIds(
+            q=jnp.ones_like(counts, jnp.int32), kv=counts.astype(jnp.int32)
+        )
+    out = jax.vmap(run, in_axes=(0, 0, 0, axis))(by_head(q), by_head(k), by_head(v), segments)
     return out[:, :, :tokens].swapaxes(1, 2).astype(v.dtype)

@@ -30,6 +30,7 @@ from vit_jax.compute import partitioning, recompute
 from vit_jax.compute.tpu_attention_grid import HEAD_SIZES, LANES, TOKENS, Grid, program_shape
 
 LOG2_E = math.log2(math.e)
+HIDDEN = -1e30  # a logit whose exponential is 0
 
 
 def fits(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
@@ -46,13 +47,21 @@ def packs(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bo
     return whole and program_shape(tokens, heads, size, dtype) == (heads, tokens)
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / √C) v; all (B, N, H, C)."""
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
+    """softmax(q kᵀ / √C) v.
+
+    Args:
+      q, k, v: (B, N, H, C).
+      lengths: (B,) int32, at least 1: how many leading keys of each image count. Others have weight 0, and
+        their gradients and those of their values are 0.
+    """
     flat = tuple(x.reshape(*x.shape[:2], -1) for x in (q, k, v))
-    return _attend(flat, None, q.shape[-1]).reshape(q.shape)
+    return _attend(flat, None, lengths, q.shape[-1]).reshape(q.shape)
 
 
-def attend_packed(qkv: jax.Array, bias: jax.Array | None, size: int) -> jax.Array:
+def attend_packed(
+    qkv: jax.Array, bias: jax.Array | None, size: int, lengths: jax.Array | None = None
+) -> jax.Array:
     """Attention of queries, keys and values in one array. The kernel sums up the gradient of their
     bias too, while it has theirs in the fast memory.
 
@@ -60,70 +69,79 @@ def attend_packed(qkv: jax.Array, bias: jax.Array | None, size: int) -> jax.Arra
       qkv: (B, N, 3·H·C), to which the bias is not added yet: queries of all heads, keys, values.
       bias: (3·H·C,) or `None`.
       size: C.
+      lengths: as in `attend`.
 
     Returns:
       (B, N, H·C).
     """
-    return _attend((qkv,), bias, size)
+    return _attend((qkv,), bias, lengths, size)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _attend(projected, bias, size):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _attend(projected, bias, lengths, size):
     """`projected` is (queries, keys, values), or (all of them,) as `attend_packed` has it."""
-    return _forward(projected, bias, size)[0]
+    return _forward(projected, bias, lengths, size)[0]
 
 
-def _forward(projected, bias, size):
+def _forward(projected, bias, lengths, size):
     if bias is not None:
         projected = tuple(x + bias.astype(x.dtype) for x in projected)
-    out, logsumexp = _per_device(_forward_call, projected, size, out_axes=(2, 1))
+    out, logsumexp = _per_device(_forward_call, projected, lengths, size, out_axes=(2, 1))
     out = recompute.named(out, recompute.ATTENTION)
     logsumexp = recompute.named(logsumexp, recompute.ATTENTION)
-    return out, (projected, bias, out, logsumexp)
+    return out, (projected, bias, lengths, out, logsumexp)
 
 
 def _backward(size, saved, dout):
-    projected, bias, out, logsumexp = saved
+    projected, bias, lengths, out, logsumexp = saved
     gradients = _per_device(
         _backward_call,
         (*projected, out, logsumexp, dout),
+        lengths,
         size,
         out_axes=(2,) * (3 if len(projected) == 3 else 2),
     )
     if len(projected) == 3:
-        return tuple(gradients), None
+        return tuple(gradients), None, None
     gradient, sums = gradients
     # Of each image: XLA adds them up over the images.
-    return (gradient,), None if bias is None else sums.sum((0, 1)).astype(bias.dtype)
+    return (gradient,), None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _per_device(call, arrays, size, out_axes):
+def _per_device(call, arrays, lengths, size, out_axes):
     """The call with each device's images and heads; packed ones are not sharded by heads."""
     packed = len(arrays) in (1, 4)
+    # Of (B, groups, heads, N), heads lie along axis 1.
+    axes = [1 if x.ndim == 4 else 2 for x in arrays]
+    given = [] if lengths is None else [lengths]
     return partitioning.per_device(
-        functools.partial(call, size=size),
+        functools.partial(call, len(given), size),
+        *given,
         *arrays,
         heads=1 if packed else arrays[0].shape[2] // size,
-        # Of (B, groups, heads, N), heads lie along axis 1.
-        axes=[1 if x.ndim == 4 else 2 for x in arrays],
+        axes=[*(None for _ in given), *axes],
         out_axes=out_axes,
     )
 
 
-def _forward_call(*projected, size):
+def _forward_call(has_lengths, size, *arrays):
     """-> (B, N, H·C), and base-2 logarithms of the softmax's denominators, (B, groups, heads, N)."""
+    lengths, projected = arrays[:has_lengths], arrays[has_lengths:]
     grid = Grid(projected, size)
     results = [grid.of_queries(), grid.rows()]
-    return grid.call(_forward_kernel, "short_attention", projected, grid.projected(), results)
+    return grid.call(
+        _forward_kernel, "short_attention", lengths, projected, grid.projected(), results
+    )
 
 
-def _backward_call(*arrays, size):
+def _backward_call(has_lengths, size, *arrays):
     """-> gradients of what was projected; where it is packed, also their sums over the tokens
     (B, 1, 3·H·C) float32.
     """
+    lengths, arrays = arrays[:has_lengths], arrays[has_lengths:]
     *projected, _, _, _ = arrays
     grid = Grid(projected, size)
     saved = [grid.of_queries()[1], grid.rows()[1], grid.of_queries()[1]]
@@ -131,6 +149,7 @@ def _backward_call(*arrays, size):
     return grid.call(
         _backward_kernel,
         "short_attention_backward",
+        lengths,
         arrays,
         [*grid.projected(), *saved],
         [grid.packed(), grid.sums()] if grid.packs else gradients,
@@ -138,12 +157,13 @@ def _backward_call(*arrays, size):
     )
 
 
-def _forward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
+def _forward_kernel(length, q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
     tiles = {}
+    mask = _mask(length, len(k_ref))
 
     def logits(head):
         lanes = head.lanes
-        return _product(k_ref[:, lanes], head.only(q_ref[:, lanes]), 1, 1) * _scale(size)
+        return mask(_product(k_ref[:, lanes], head.only(q_ref[:, lanes]), 1, 1) * _scale(size))
 
     def softmax(head, logits):
         largest = logits.max(0, keepdims=True)
@@ -163,8 +183,9 @@ def _forward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
     _pipeline(_heads(q_ref, size), logits, softmax, result)
 
 
-def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *results, size):
+def _backward_kernel(length, q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *results, size):
     tiles = {}
+    mask = _mask(length, len(k_ref))
     real = _rows_of_tokens(q_ref, k_ref)
 
     def products(head):
@@ -174,7 +195,7 @@ def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *res
             out = real(out_ref[:, lanes]).astype(jnp.float32)
             terms = out * real(dout_ref[:, lanes]).astype(jnp.float32)
             tiles[head.tile] = k_ref[:, lanes].T, terms.T, [], [], []
-        logits = _product(k_ref[:, lanes], q, 1, 1) * _scale(size)
+        logits = mask(_product(k_ref[:, lanes], q, 1, 1) * _scale(size))
         return q, dout, logits, _product(v_ref[:, lanes], dout, 1, 1)
 
     def softmax(head, products):
@@ -195,6 +216,15 @@ def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *res
 
     with _store(results, q_ref.shape[1]) as store:
         _pipeline(_heads(q_ref, size), products, softmax, gradients)
+
+
+def _mask(length, tokens):
+    """A function of logits (keys, queries) after which keys from `length` on have weight 0."""
+    if length is None:
+        return lambda logits: logits
+    key = jax.lax.broadcasted_iota(jnp.int32, (tokens, 1), 0)
+    added = jnp.where(key < length, 0.0, HIDDEN)
+    return lambda logits: logits + added
 
 
 def _rows_of_tokens(q_ref, k_ref):

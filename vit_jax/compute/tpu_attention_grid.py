@@ -98,16 +98,22 @@ class Grid:
             return []
         return [pltpu.VMEM((self.tokens, self.width // self.groups), jnp.float32)] * 2
 
-    def call(self, kernel, name, arrays, blocks, results, scratch=()):
-        """Runs the kernel; what is packed, it sees as three parts."""
+    def call(self, kernel, name, lengths, arrays, blocks, results, scratch=()):
+        """Runs the kernel; what is packed, it sees as three parts. Its first argument is the image's length,
+        `None` if `lengths` is empty.
+        """
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import tpu as pltpu
 
+        def with_length(lengths_ref, *refs):
+            kernel(lengths_ref[pl.program_id(0)], *refs, size=self.size)
+
         arrays = (arrays[0],) * 2 + tuple(arrays) if self.packs else arrays
+        scalars = [self.block(memory_space=pltpu.SMEM)] * len(lengths)
         return pl.pallas_call(
-            functools.partial(kernel, size=self.size),
+            with_length if lengths else functools.partial(kernel, None, size=self.size),
             grid=(self.images, self.groups, self.blocks),
-            in_specs=blocks,
+            in_specs=[*scalars, *blocks],
             out_shape=[shape for shape, _ in results],
             out_specs=[block for _, block in results],
             scratch_shapes=scratch,
@@ -117,7 +123,7 @@ class Grid:
                 dimension_semantics=("parallel", "parallel", "arbitrary"),
                 vmem_limit_bytes=self.memory,
             ),
-        )(*arrays)
+        )(*lengths, *arrays)
 
 
 def program_shape(

@@ -43,7 +43,7 @@ def specs(
     masks: ClassTable | bool = False,
 ) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
-    what a step is compiled for; several where `config.data.view_sizes` has other sizes, each once.
+    what a step is compiled for; several where images have several sizes (`views.variants`), each once.
 
     Args:
       config: the run's.
@@ -58,11 +58,11 @@ def specs(
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
     """
     batches = []
-    for images in _image_shapes(config):
-        shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in images}
+    for variant in views.variants(config):
+        shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in variant.shapes}
         if masks and not config.data.views:
             dtype = ClassTable.dtype if isinstance(masks, bool) else masks.dtype
-            shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), dtype
+            shapes["label"] = (config.batch_size, *crops.shape(variant.data)[:2]), dtype
         elif num_classes and not masks:
             rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
             label_rows = (config.batch_size, num_classes), np.float32
@@ -71,13 +71,6 @@ def specs(
         if batch not in batches:
             batches.append(batch)
     return batches
-
-
-def _image_shapes(config: BatchSpec) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """(name, shape of an example) of the images in a training batch, for each of `views.variants`."""
-    variants = views.variants(config) if config.data.views else ()
-    shapes = [[(view.name, view.shape) for view in variant] for variant in variants]
-    return shapes or [[("image", crops.shape(config.data))]]
 
 
 class TrainBatches:
@@ -99,7 +92,6 @@ class TrainBatches:
     def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
         self.source, self._seed = source, config.seed
         self._data, self._variants = config.data, views.variants(config)
-        self._image_shapes = _image_shapes(config)
         self._variant = views.make_choice(config, len(source))
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
@@ -110,7 +102,7 @@ class TrainBatches:
 
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill, of a step."""
-        return _empty(self.source, len(self.rows), self._image_shapes[self._variant(step)])
+        return _empty(self.source, len(self.rows), self._variants[self._variant(step)].shapes)
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -146,22 +138,22 @@ class TrainBatches:
         self,
         example: Record,
         *,
-        variant: Sequence[views.Views],
+        variant: views.Variant,
         draws: list,
         outs: dict[str, np.ndarray],
     ) -> None:
         """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
         image, name = example.image, example.name
-        if not variant:
+        if not variant.views:
             labels = _label_map(self.source, example, outs)
             decode.train_crop(
-                image, self._data, draws[0], name=name, out=outs["image"], label_map=labels
+                image, variant.data, draws[0], name=name, out=outs["image"], label_map=labels
             )
             return
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
         )
-        for view in variant:
+        for view in variant.views:
             for number, out in zip(view.numbers, outs[view.name], strict=True):
                 decode.train_crop(pixels, view.data, draws[number], name=name, out=out)
 
@@ -170,7 +162,7 @@ class TrainBatches:
         random numbers of their crops, of each view.
         """
         start = step * self.batch_size
-        count = max((view.numbers.stop for view in self._variants[0]), default=1)
+        count = max((view.numbers.stop for view in self._variants[0].views), default=1)
         draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 

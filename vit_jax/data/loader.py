@@ -19,7 +19,7 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import crops
+from vit_jax.data import crops, views
 from vit_jax.data.batches import (
     EvalBatches,
     TrainBatches,
@@ -64,7 +64,8 @@ def train_batches(
       ConfigError: the batch cannot be split evenly, or the crop is larger than the image it is cut
         from.
     """
-    crops.check_crops(config.data)
+    for variant in views.variants(config):
+        crops.check_crops(variant.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
     host_batches = TrainBatches(source, config, rows)
     return Batches(

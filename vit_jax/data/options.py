@@ -75,6 +75,11 @@ class Data:
         224, "the images that the model sees, in pixels: 224, or height x width: 224x448",
         parse=sizes.parse,
     )  # fmt: skip
+    size_schedule: tuple = option(
+        (),
+        "other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of "
+        "the run on, the last image_size; batch and rate stay; (): image_size throughout",
+    )
     channels: int = option(
         3,
         "of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has",
@@ -201,11 +206,7 @@ class Data:
         may_change=True,
     )
     cache_gib: float = option(
-        100.0,
-        "cache: at most so many GiB",
-        above=0,
-        may_change=True,
-        when={"cache": bool},
+        100.0, "cache: at most so many GiB", above=0, may_change=True, when={"cache": bool}
     )
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
     max_pixels: int = option(
@@ -244,9 +245,7 @@ class Pseudo:
         when={"teacher": bool},
     )
     split: str = option(
-        "train",
-        "which of them; labels that they have are not looked at",
-        when={"teacher": bool},
+        "train", "which of them; labels that they have are not looked at", when={"teacher": bool}
     )
     confidence: float = option(
         0.3,

@@ -1,4 +1,5 @@
-"""Several views of one image: what `config.data.views` says of their number, size, part and augmentation.
+"""Several views of one image: what `config.data.views` says of their number, size, part and augmentation. And the
+variants of a run's batches, by step: other sizes of the views, or of the image (`size_schedule`).
 
 The host decodes an image once and cuts all of its views out; the devices augment each by itself. What is
 random about view number v is a function of (seed, step, v): another view more changes nothing of the
@@ -78,6 +79,26 @@ class Views:
         return (self.count, *crops.shape(self.data))
 
 
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How the images of a batch are cut; a step is compiled for the shapes of each.
+
+    Attributes:
+      data: `config.data` as it is for these batches.
+      views: of each image; () where images are cut but once.
+    """
+
+    data: Data
+    views: tuple[Views, ...] = ()
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(name, shape of an example) of the images."""
+        return [(view.name, view.shape) for view in self.views] or [
+            ("image", crops.shape(self.data))
+        ]
+
+
 def of(config: BatchSpec) -> tuple[Views, ...]:
     """The views of each image; () where images are cut but once. What is cut `again` stands behind what it is of, and
     has its numbers.
@@ -133,13 +154,19 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
     return tuple(all_views)
 
 
-def variants(config: BatchSpec) -> tuple[tuple[Views, ...], ...]:
-    """The views as `of` has them, and then with the sizes of each entry of `config.data.view_sizes`.
+def variants(config: BatchSpec) -> tuple[Variant, ...]:
+    """The ways in which the run's batches are cut, of which `make_choice` gives each step one: for every entry of
+    `config.data.size_schedule`; or the views as `of` has them, and with the sizes of each entry of
+    `config.data.view_sizes`.
 
     Raises:
-      ConfigError: see `of`; or an entry has another number of sizes than there are views.
+      ConfigError: see `of`; an entry has another number of sizes than there are views, or is no size of a schedule.
     """
-    all_variants, views = [of(config)], config.data.views
+    if config.data.size_schedule:
+        from vit_jax.data import size_schedule
+
+        return tuple(Variant(phase.data) for phase in size_schedule.phases(config.data))
+    all_variants, views = [Variant(config.data, of(config))], config.data.views
     for i, entry in enumerate(_entries(config)):
         where = f"config.data.view_sizes: entry {i}"
         if len(entry.sizes) != len(views):
@@ -151,21 +178,25 @@ def variants(config: BatchSpec) -> tuple[tuple[Views, ...], ...]:
             factor = {"again": entry.again} if entry.again and view.get("again") else {}
             resized.append({**view, "image_size": sizes.parse(size, where), **factor})
         data = dataclasses.replace(config.data, views=tuple(resized), view_sizes=())
-        all_variants.append(of(dataclasses.replace(config, data=data)))
+        all_variants.append(Variant(data, of(dataclasses.replace(config, data=data))))
     return tuple(all_variants)
 
 
 def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
-    """Step -> which of `variants` its views are, a pure function of (seed, step).
+    """Step, from 0, -> which of `variants` its batch is, a pure function of (seed, step).
 
     Args:
       examples: to train on.
     """
     entries = _entries(config)
-    if not entries:
+    if not (entries or config.data.size_schedule):
         return lambda step: 0
     units = {"batch_size": config.batch_size, "examples_per_epoch": examples}
     total = durations.steps(config.duration, **units)
+    if config.data.size_schedule:
+        from vit_jax.data import size_schedule
+
+        return size_schedule.make_choice(config.data, total)
     starts = [durations.steps(entry.start, **units, total_steps=total) for entry in entries]
 
     def choose(step: int) -> int:

@@ -19,7 +19,7 @@ from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
 from vit_jax.models import classifier, registry
-from vit_jax.models.contract import Capture, ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, PatchBatch
 from vit_jax.models.registry import Weights
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def make_features(
       layers, norm: see `layer_features.compute`.
 
     Returns:
-      `features(weights, images)`: uint8 (B, H, W, C) to the input of the head (B, D) float32, and the outputs of
-      layers, float32.
+      `features(weights, images)`: uint8 (B, H, W, C), or a `PatchBatch` of uint8, to the input of the head (B, D)
+      float32, and the outputs of layers, float32.
     """
     from vit_jax.models import layer_features
 
@@ -142,7 +142,12 @@ def _model(
 
 
 def _prepared(
-    images: jax.Array, model_config: classifier.ClassifierConfig, data: Data
-) -> jax.Array:
+    images: jax.Array | PatchBatch, model_config: classifier.ClassifierConfig, data: Data
+) -> jax.Array | PatchBatch:
     dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
+    if isinstance(images, PatchBatch):
+        shape = images.patches.shape
+        pixels = images.patches.reshape(*shape[:2], -1, data.channels)
+        pixels = augment.normalize(pixels, data.mean, data.std, dtype)
+        return images.replace(patches=pixels.reshape(shape))
     return augment.prepared(images, data, dtype)

@@ -59,6 +59,7 @@ class Loss(Evaluator):
         model_config = batch_norm.with_fixed_statistics(on_devices.model_config)
         on_devices = dataclasses.replace(on_devices, model_config=model_config)
         objective, learner = on_devices.objective, state.learner(on_devices, averaged=True)
+        learner = learner.replace(held_out=True)
         dtype = jnp.dtype(on_devices.model_config.dtype)
         images = prepared(batch["image"], data, dtype)
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)

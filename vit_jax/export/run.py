@@ -140,7 +140,7 @@ def export_run(
     programs = (jax.jit(lambda images: jax.tree.leaves(answer(weights, images))[0]), written)
     compared = _compare(
         [lambda x, program=program: np.asarray(program(prepared(x))) for program in programs],
-        read_ahead(files, data, size), size, shape, run.classes,
+        read_ahead(files, lambda file: file.read(data), size), size, shape, run.classes,
     )  # fmt: skip
     return description | {"compared": compared}
 

@@ -124,7 +124,8 @@ def _read(
 ) -> tuple[np.ndarray, list[str], list[BadImage]]:
     """The images that can be read, their names, and what is wrong with the others."""
     pixels, names, bad = [], [], []
-    for item, image in itertools.chain.from_iterable(read_ahead(named, data, batch_size)):
+    read = lambda file: file.read(data)  # noqa: E731
+    for item, image in itertools.chain.from_iterable(read_ahead(named, read, batch_size)):
         if isinstance(image, BadImage):
             logging.error("%s", image)
             bad.append(image)

@@ -24,7 +24,6 @@ _NOT_READ = {
     "BEiT": r"(^|\.)relative_position_bias_table$",
     "CaiT": r"(^|\.)blocks_token_only\.",
     "ConvNeXt": r"(^|\.)stages\.\d+\.(blocks\.\d+\.conv_dw|\d+\.dwconv)\.weight$",
-    "NaFlexViT": r"(^|\.)embeds\.proj\.weight$",
 }
 _STATED = (*vit_arguments.NOT_IN_TENSORS, "image_size")
 

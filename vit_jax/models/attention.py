@@ -69,6 +69,7 @@ class Attention(nnx.Module):
         queries: jax.Array | None = None,
         key: jax.Array | None = None,
         bias: attend.Bias | None = None,
+        lengths: jax.Array | None = None,
         **positions,
     ) -> tuple[jax.Array, jax.Array]:
         """Attends to x.
@@ -78,17 +79,20 @@ class Attention(nnx.Module):
           queries: (B, Q, D), by default x itself.
           key: randomness of dropout; `None` for none.
           bias: what is added to the logits, see `attend.attend`.
+          lengths: (B,), how many leading tokens of x count, see `attend.attend`; `None`: all.
           positions: what the `project` of a subclass takes beside tokens.
 
         Returns:
           (B, Q, D) and the attention weights (B, H, Q, N), which cost nothing unless used.
         """
         keys, x = split(key, 2), x.astype(self.dtype)
-        added = {} if bias is None else {"bias": bias}  # a subclass may take none
+        # A subclass may take neither.
+        counting = {} if lengths is None else {"lengths": lengths}
+        added = counting if bias is None else counting | {"bias": bias}
         drops = keys[0] is not None and self.attention_dropout
         heads = None
-        if self.is_plain and queries is None and not (added or positions or drops):
-            options = dict(implementation=self.implementation)
+        if self.is_plain and queries is None and not (bias is not None or positions or drops):
+            options = dict(implementation=self.implementation, **counting)
             heads = attend.project_and_attend(x, *self.qkv_parameters(), **options)
         q, k, v = self.project(x, queries, **positions)
         if heads is None:
@@ -125,14 +129,16 @@ class Attention(nnx.Module):
         *,
         key: jax.Array | None,
         bias: attend.Bias | None = None,
+        lengths: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """softmax(q kᵀ / √C + bias) v, (B, Q, H, C), with dropout on the weights by `key`; and these,
         (B, H, Q, N). Arguments as in `project` and `__call__`.
         """
-        weights = attend.weights(q, k, bias=bias)
+        added = dict(bias=bias, lengths=lengths)
+        weights = attend.weights(q, k, **added)
         if key is not None and self.attention_dropout:
             return attend.weighted(dropout(weights, self.attention_dropout, key), v), weights
-        return attend.attend(q, k, v, bias=bias, implementation=self.implementation), weights
+        return attend.attend(q, k, v, **added, implementation=self.implementation), weights
 
     def merge(self, heads: jax.Array) -> jax.Array:
         """Heads (B, N, H, C) to tokens (B, N, D)."""

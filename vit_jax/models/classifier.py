@@ -17,7 +17,7 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
-from vit_jax.models.contract import Capture, ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, PatchBatch
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 
 # Heads by name: a DeiT has one more for distillation, a Dynamic Vision Transformer those of each exit.
@@ -113,6 +113,11 @@ class ClassifierConfig:
         return True
 
     @property
+    def fixed_size_reason(self) -> str:
+        """Why all images must have the model's own size; '' if it takes a `contract.PatchBatch`."""
+        return "its layers work on the whole grid of an image"
+
+    @property
     def known_as(self) -> tuple[str, str]:
         """The paper whose model it is, and its name there, such as ('DINOv3', 'ViT-S+/16'); '' where listed names say
         it.
@@ -187,7 +192,7 @@ class Classifier(nnx.Module):
 
     def __call__(
         self,
-        images: jax.Array,
+        images: jax.Array | PatchBatch,
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
@@ -196,7 +201,8 @@ class Classifier(nnx.Module):
         """Classifies images.
 
         Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
+          images: (B, H, W, C) float, normalised; of the config's image size. Or images of sizes of their own, if
+            the config has no `fixed_size_reason`; `tokens` of the output then end in padding.
           deterministic: no dropout, no stochastic depth, and batch norms by running statistics.
           rngs: randomness (the stream `dropout`) when not deterministic.
           capture: also return what layers compute, see `contract.Capture`: every block's output, `blocks`
@@ -298,8 +304,23 @@ def fit_positions(
     return resize, lambda x: interpolate(x, method=resize, prefix=source.prefix, **grids)
 
 
-def check_images(images: jax.Array, config: ClassifierConfig) -> None:
-    """Raises `ValueError` unless images (B, H, W, C) have the one shape that the model is for."""
+def check_images(images: jax.Array | PatchBatch, config: ClassifierConfig) -> None:
+    """Raises `ValueError` unless images (B, H, W, C) have the one shape that the model is for, or patches of sizes
+    of their own those that it can take.
+    """
+    if isinstance(images, PatchBatch):
+        if reason := config.fixed_size_reason:
+            raise ConfigError(
+                f"the model takes images of {sizes.size_text(config.image_size)} alone, not of sizes of their own: "
+                f"{reason}"
+            )
+        values = config.patch**2 * config.channels
+        if images.patches.shape[2] != values:
+            raise ValueError(
+                f"patches of {images.patches.shape[2]} values given to a model for {values} (patch {config.patch}, "
+                f"{config.channels} channels)"
+            )
+        return
     shape = (*config.height_width, config.channels)
     if images.shape[1:] != shape:
         raise ValueError(f"images of {images.shape[1:]} given to a model for {shape}")

@@ -13,6 +13,23 @@ Capture = bool | Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 
 @flax.struct.dataclass
+class PatchBatch:
+    """Images of sizes of their own, each split into patches, row by row; what fills up to the longest is padding.
+
+    Attributes:
+      patches: (B, N, P * P * C) float, normalised; a patch's pixels row by row, their channels last.
+      grids: (B, 2) int32, the rows and columns of each image, 1 or more, of N patches at most.
+    """
+
+    patches: jax.Array
+    grids: jax.Array
+
+    def lengths(self, tokens: int) -> jax.Array:
+        """(B,) int32: how many of `tokens` tokens, the last N of which are the patches, come before the padding."""
+        return self.grids[:, 0] * self.grids[:, 1] + (tokens - self.patches.shape[1])
+
+
+@flax.struct.dataclass
 class ModelOutput:
     """What every model returns.
 

@@ -7,9 +7,9 @@ from flax import nnx
 
 from vit_jax.compute.dense import dense
 from vit_jax.compute.learned import per_example
+from vit_jax.models.contract import PatchBatch
 
-# How `interpolate` resizes, and the name `jax.image.resize` has for it.
-METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic", "torch": None, "dinov2": None}
+METHODS = ("scipy", "bilinear", "bicubic", "torch", "dinov2")  # of `interpolate`
 
 
 class PatchEmbedding(nnx.Module):
@@ -35,9 +35,13 @@ class PatchEmbedding(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((width,))) if bias else None
         self.dtype, self.crop = dtype, crop
 
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """images (B, H, W, C) -> tokens (B, H/P · W/P, D), row by row; with `crop` rounded down."""
-        patch, width = self.kernel.shape[0], self.kernel.shape[-1]
+    def __call__(self, images: jax.Array | PatchBatch) -> jax.Array:
+        """images (B, H, W, C) -> tokens (B, H/P · W/P, D), row by row; with `crop` rounded down. Of a `PatchBatch`
+        (B, N, D).
+        """
+        patch = self.kernel.shape[0]
+        if isinstance(images, PatchBatch):
+            return self.embed(images.patches)
         if self.crop:
             images = images[
                 :, : images.shape[1] // patch * patch, : images.shape[2] // patch * patch
@@ -45,9 +49,12 @@ class PatchEmbedding(nnx.Module):
         _, h, w, _ = images.shape
         if h % patch or w % patch:
             raise ValueError(f"images of {h}x{w} cannot be split into patches of {patch}x{patch}")
-        x = cut_patches(images.astype(self.dtype), (h // patch, w // patch))
-        bias = None if self.bias is None else self.bias[...]
-        return dense(x, self.kernel[...].reshape(-1, width), bias)
+        return self.embed(cut_patches(images.astype(self.dtype), (h // patch, w // patch)))
+
+    def embed(self, patches: jax.Array) -> jax.Array:
+        """Patches (B, N, P * P * C), as `cut_patches` gives them -> tokens (B, N, D)."""
+        kernel, bias = self.kernel[...], None if self.bias is None else self.bias[...]
+        return dense(patches.astype(self.dtype), kernel.reshape(-1, kernel.shape[-1]), bias)
 
 
 def flops(config) -> int:
@@ -124,12 +131,16 @@ def sincos_2d(
         raise ValueError(
             f"2-D sine-cosine position embeddings need a width of 8 or more that 4 divides, not {width}"
         )
-    y, x = np.mgrid[: grid[0], : grid[1]]
+    y, x = (axis.ravel() for axis in np.mgrid[: grid[0], : grid[1]])
     omega = temperature ** (-np.arange(width // 4) / (periods or width // 4 - 1))
-    x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(
-        np.float32
-    )
+    return sines(y, x, omega)[None].astype(np.float32)
+
+
+def sines(rows, columns, omega: np.ndarray):
+    """Sines and cosines of columns and rows (…, N), arrays of JAX or NumPy, as in `sincos_2d`: (…, N, D)."""
+    xp = np if isinstance(rows, np.ndarray) else jnp
+    y, x = (axis[..., None] * omega for axis in (rows, columns))
+    return xp.concatenate([xp.sin(x), xp.cos(x), xp.sin(y), xp.cos(y)], axis=-1)
 
 
 def sinusoids(rows: int, width: int) -> np.ndarray:
@@ -195,11 +206,23 @@ def interpolate(
         matrices = [pytorch_cubic(new, old, old / (new + offset)) for new, old in sides]
         # One side after the other: both at once take minutes for the matrices of `resized` between large grids.
         grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64), optimize=True)
+    elif method == "bilinear":
+        matrices = map(antialiased_linear, new_grid, old_grid)
+        grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64), optimize=True)
     else:
         shape = (*new_grid, width)
-        grid = jax.image.resize(grid, shape, METHODS[method], antialias=True)
+        grid = jax.image.resize(grid, shape, "cubic", antialias=True)
     grid = np.asarray(grid, table.dtype).reshape(1, -1, width)
     return np.concatenate([kept, grid], axis=1)
+
+
+def antialiased_linear(new: int, old: int) -> np.ndarray:
+    """(new, old) float64 weights of linear interpolation at half-pixel centres, each a mean over all old points that
+    it covers where there are fewer new ones.
+    """
+    at = (np.arange(new) + 0.5) * old / new - 0.5
+    weights = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)) / max(old / new, 1))
+    return weights / weights.sum(1, keepdims=True)
 
 
 def pytorch_cubic(new: int, old: int, step: float) -> np.ndarray:

@@ -115,6 +115,21 @@ def last(output: ModelOutput, config: classifier.ClassifierConfig) -> LayerFeatu
     return _of_tokens(output.tokens, "tokens", layout.network(config))
 
 
+def abstract(
+    config: classifier.ClassifierConfig, layers: Sequence[Layer] = (), *, norm: bool = True
+) -> tuple[LayerFeatures, ...]:
+    """Shapes and dtypes of what `compute` gives of one image; without layers of the output's tokens, see `last`."""
+    definition, weights = registry.abstract_weights(config)
+    images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), jnp.float32)
+
+    def look(weights: registry.Weights, images: jax.Array) -> tuple[LayerFeatures, ...]:
+        model = nnx.merge(definition, *weights)
+        output, selected = compute(model, images, layers, norm=norm)
+        return selected or (last(output, config),)
+
+    return jax.eval_shape(look, weights, images)
+
+
 def layer_names(config: classifier.ClassifierConfig) -> list[str]:
     """The names of the layers whose outputs a model gives: 'blocks/0', …; 'small_blocks/0', …; 'stage1', …"""
     return _names(_shapes(config))

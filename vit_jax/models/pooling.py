@@ -13,6 +13,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import stack
 from vit_jax.models.attention import Attention
+from vit_jax.models.contract import PatchBatch
 from vit_jax.models.layers import Mlp, layer_norm
 
 SMALLEST = 1e-6  # of what the generalised mean is taken
@@ -106,24 +107,44 @@ def flops(config: PooledConfig) -> int:
     return 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if config.pool == "map" else 0
 
 
-def token(tokens: jax.Array) -> jax.Array:
+def pooled(pool: Callable, tokens: jax.Array, native: PatchBatch | None) -> jax.Array:
+    """What `make_pooling` made, of tokens (B, N, D) that may end in padding: (B, D).
+
+    Args:
+      native: the images where they have sizes of their own; the last tokens are their patches.
+    """
+    return pool(tokens) if native is None else pool(tokens, native.lengths(tokens.shape[1]))
+
+
+# `lengths` (B,) of these: how many leading tokens of each image count; `None`: all.
+
+
+def token(tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
     """The class token (ViT Eq. 4): tokens (B, N, D) -> (B, D)."""
     return tokens[:, 0]
 
 
-def mean_of_two(tokens: jax.Array) -> jax.Array:
+def mean_of_two(tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
     """The mean of class and distillation token (DeiT §5.1): tokens (B, N, D) -> (B, D)."""
     return tokens[:, :2].mean(axis=1)
 
 
-def mean(tokens: jax.Array) -> jax.Array:
+def mean(tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
     """Global average pooling (ViT §D.3): tokens (B, N, D) -> (B, D)."""
-    return tokens.mean(axis=1)
+    if lengths is None:
+        return tokens.mean(axis=1)
+    return tokens.mean(axis=1, where=_counting(tokens, lengths))
 
 
-def token_and_mean(tokens: jax.Array) -> jax.Array:
+def token_and_mean(tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
     """The class token, then the mean of all others: tokens (B, N, D) -> (B, 2 D)."""
-    return jnp.concatenate([token(tokens), mean(tokens[:, 1:])], axis=-1)
+    others = None if lengths is None else lengths - 1
+    return jnp.concatenate([token(tokens), mean(tokens[:, 1:], others)], axis=-1)
+
+
+def _counting(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Which tokens (B, N, D) count: (B, N, 1)."""
+    return (jnp.arange(tokens.shape[1]) < lengths[:, None])[..., None]
 
 
 class GeM(nnx.Module):
@@ -136,12 +157,16 @@ class GeM(nnx.Module):
     def __init__(self):
         self.p = nnx.Param(jnp.full((1,), 3.0))
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
         """tokens (B, N, D) -> (B, D)."""
         p = self.p[...]
         # By logarithms: 1e-6 to the power of 7 is nothing in float32, of which a root has no gradient.
         powers = p * jnp.log(jnp.maximum(tokens.astype(jnp.float32), SMALLEST))
-        log_mean = jax.nn.logsumexp(powers, axis=1) - jnp.log(tokens.shape[1])
+        if lengths is None:
+            log_mean = jax.nn.logsumexp(powers, axis=1) - jnp.log(tokens.shape[1])
+        else:
+            log_mean = jax.nn.logsumexp(powers, axis=1, where=_counting(tokens, lengths))
+            log_mean -= jnp.log(lengths)[:, None]
         return jnp.exp(log_mean / p).astype(tokens.dtype)
 
 
@@ -204,10 +229,10 @@ class AttentionPooling(nnx.Module):
         self.norm = layer_norm(width, epsilon, dtype, rngs)
         self.mlp = Mlp(width, hidden, activation=activation, dropout=0.0, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
         """tokens (B, N, D) -> (B, D)."""
         probe = jnp.broadcast_to(
             self.probe[...].astype(tokens.dtype), (tokens.shape[0], 1, tokens.shape[-1])
         )
-        x, _ = self.attention(tokens, queries=probe)
+        x, _ = self.attention(tokens, queries=probe, lengths=lengths)
         return (x + self.mlp(self.norm(x)))[:, 0]

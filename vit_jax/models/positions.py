@@ -3,6 +3,7 @@ are added. What is computed of images before that is in `embeddings`.
 
   learned     1-D: a vector for every patch, row by row of the image.
   learned2d   vectors of half the width for every column (X) and every row (Y), one after the other.
+  factorized  vectors of the whole width for every column and every row, added up (NaViT, 2307.06304 §2.1).
   sincos2d    fixed sines and cosines of column and row.
   fixed2d     the same as MAE has them: a table that a checkpoint has, in which learned tokens have zeros,
               and which may be trained later, as `learned`.
@@ -36,10 +37,12 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier
 from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
 
-KINDS = ("learned", "learned2d", "sincos2d", "fixed2d", "relative", "none")
+KINDS = ("learned", "learned2d", "factorized", "sincos2d", "fixed2d", "relative", "none")
 _TABLES = ("learned", "sinusoid", "fixed2d")
-WITH_PREFIX = (*_TABLES, "learned2d")  # kinds with rows for learned tokens
+WITH_PREFIX = (*_TABLES, "learned2d", "factorized")  # kinds with rows for learned tokens
 PLACES = ("auto", "stem", "layers", "shared")
+# How `native_sizes` resizes a table: with antialiasing, or `linear` without.
+RESIZES = ("bilinear", "bicubic", "linear")
 _STACK = "encoder/layers/"
 
 
@@ -100,7 +103,7 @@ def variables(
             return nnx.Variable(jnp.pad(table, [(0, 0), (config.prefix, 0), (0, 0)]))
         case "learned":
             return _draw((1, config.prefix + patches, config.width), rngs)
-        case "learned2d":
+        case "learned2d" | "factorized":
             return Learned2d(config, rngs)
         case "relative":
             return _draw((2 * patches - 1, config.width // config.heads), rngs)
@@ -108,30 +111,31 @@ def variables(
 
 
 class Learned2d(nnx.Module):
-    """Tables `x` (1, columns, D/2) and `y` (1, rows, D/2), and whole vectors `tokens` (1, prefix, D) of learned
-    tokens.
+    """Tables `x` (1, columns, D/2) and `y` (1, rows, D/2), of `factorized` both of D, and whole vectors `tokens`
+    (1, prefix, D) of learned tokens.
     """
 
     def __init__(self, config: classifier.ClassifierConfig, rngs: nnx.Rngs):
-        rows, columns = config.grid
-        self.x = _draw((1, columns, config.width // 2), rngs)
-        self.y = _draw((1, rows, config.width // 2), rngs)
+        (rows, columns), self.summed = config.grid, config.position == "factorized"
+        width = config.width if self.summed else config.width // 2
+        self.x = _draw((1, columns, width), rngs)
+        self.y = _draw((1, rows, width), rngs)
         if config.prefix:
             self.tokens = _draw((1, config.prefix, config.width), rngs)
 
     def __call__(self) -> jax.Array:
         """(1, prefix + N, D), as a table of 1-D positions."""
         tokens = self.tokens[...] if hasattr(self, "tokens") else None
-        return joined(self.x[...], self.y[...], tokens)
+        return joined(self.x[...], self.y[...], tokens, summed=self.summed)
 
 
-def joined(x, y, tokens=None):
+def joined(x, y, tokens=None, *, summed: bool = False):
     """The table that those of `Learned2d` make, arrays of JAX or NumPy."""
     grid = (y.shape[1], x.shape[1], x.shape[2])
     xp = np if isinstance(x, np.ndarray) else jnp
-    patches = xp.concatenate(
-        [xp.broadcast_to(x, grid), xp.broadcast_to(y[0][:, None], grid)], axis=-1
-    ).reshape(1, -1, 2 * x.shape[2])
+    both = xp.broadcast_to(x, grid), xp.broadcast_to(y[0][:, None], grid)
+    patches = both[0] + both[1] if summed else xp.concatenate(both, axis=-1)
+    patches = patches.reshape(1, -1, patches.shape[-1])
     return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
 
 
@@ -143,7 +147,7 @@ def table(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:
     """
     if config.position == "sincos2d":
         return jnp.asarray(sincos_2d(config.grid, config.width), dtype)
-    return (learned() if config.position == "learned2d" else learned[...]).astype(dtype)
+    return (learned() if isinstance(learned, Learned2d) else learned[...]).astype(dtype)
 
 
 def of_layer(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:

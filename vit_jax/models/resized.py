@@ -18,6 +18,9 @@ from vit_jax.base.sizes import Size
 from vit_jax.models import classifier, registry
 
 METHODS = ("torch", "dinov2")
+SCHEDULED = (
+    "bilinear"  # for a schedule of sizes: all of a table is learned, whichever size its images have
+)
 
 
 def config_at(config: classifier.ClassifierConfig, image_size: Size) -> classifier.ClassifierConfig:
@@ -33,7 +36,7 @@ def check_resized(
     """Raises `ConfigError` if parameters that depend on the size cannot be interpolated; see `resized`. It traces both
     networks.
     """
-    _matrices(config, target, resize)
+    _fits(config, target, resize)
 
 
 def resized(
@@ -45,26 +48,37 @@ def resized(
     """`model`, of `config`, at the image size of `target`, from `config_at`.
 
     Args:
-      resize: how tables of positions are interpolated, of `METHODS`, see `embeddings.interpolate`.
+      resize: how tables of positions are interpolated, see `embeddings.interpolate`.
     """
-    matrices = _matrices(config, target, resize)
+    fits = _fits(config, target, resize)
 
     def fit(name: str, x: jax.Array) -> jax.Array:
-        if name not in matrices:
+        if name not in fits:
             return x
+        if fits[name].ndim == 3:
+            return jnp.asarray(fits[name], x.dtype)
         exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("nr,brd->bnd", matrices[name], x, precision=exact)
+        return jnp.einsum("nr,brd->bnd", fits[name], x, precision=exact)
 
     weights = registry.split(model)[1]
     definition = registry.abstract(target)[0]
     return nnx.merge(definition, *(patterns.map_named(fit, tree) for tree in weights))
 
 
+def tables(
+    config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
+) -> frozenset[str]:
+    """Names of the arrays that `resized` interpolates or computes."""
+    return frozenset(_fits(config, target, resize))
+
+
 @functools.lru_cache(maxsize=16)
-def _matrices(
+def _fits(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> dict[str, np.ndarray]:
-    """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it."""
+    """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it; or the table (1, new rows,
+    D), where that is computed for a size.
+    """
     trees = [registry.abstract_weights(model_config)[1] for model_config in (config, target)]
     by_name = {}
     for old, new in zip(*trees, strict=True):
@@ -77,11 +91,15 @@ def _matrices(
             in_layers = patterns.is_stacked(name)
             if step is None or in_layers or len(before.shape) != 3 or before.shape[0] != 1:
                 raise ConfigError(
-                    f"a model for images of {sizes.size_text(config.image_size)} cannot see views of "
+                    f"a model for images of {sizes.size_text(config.image_size)} cannot see those of "
                     f"{sizes.size_text(target.image_size)}: {name} {before.shape} cannot be interpolated to "
                     f"{after.shape} in each step"
                 )
-            # The fit of a table is linear in its rows, and the same for each of its columns.
+            computed = step[1](np.zeros(before.shape))
+            if computed.any():
+                by_name[name] = computed.astype(np.float32)
+                continue
+            # Else the fit is linear in the rows of a table, and the same for each of its columns.
             (matrix,) = step[1](np.eye(before.shape[1])[None])
             by_name[name] = matrix.astype(np.float32)
     return by_name

@@ -13,11 +13,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
 from vit_jax.models import classifier
+from vit_jax.models.contract import PatchBatch
 
 KINDS = ("none", "axial", "centred", "mixed")
 
@@ -67,39 +69,52 @@ def variables(config: classifier.ClassifierConfig, rngs: nnx.Rngs) -> nnx.Param 
 
 
 def angles(
-    frequencies: nnx.Param | None, config: classifier.ClassifierConfig, key: jax.Array | None = None
+    frequencies: nnx.Param | None,
+    config: classifier.ClassifierConfig,
+    key: jax.Array | None = None,
+    native: PatchBatch | None = None,
 ) -> jax.Array | None:
-    """The angles of all tokens: (T, 1, C/2), or where layers have their own (L, T, H, C/2); float32.
+    """The angles of all tokens: (T, 1, C/2), or where layers have their own (L, T, H, C/2); float32. Of images of
+    sizes of their own (B, T, 1, C/2) or (L, B, T, H, C/2).
 
     Args:
       frequencies: from `variables`.
       key: randomness of the shift, jitter and rescaling of places, the same for all images; `None`: they stay.
+      native: the images where they have sizes of their own.
     """
-    size = config.width // config.heads
-    match config.rope:
-        case "none":
-            return None
-        case "mixed":
-            table = rope.mixed_angles(config.grid, frequencies[...])
-        case "centred":
-            table = rope.centred_angles(config.grid, size, theta=config.rope_theta)
-            if key is not None:
-                table = rope.moved(table, *_moves(config, key), theta=config.rope_theta)
-            table = table[:, None]
-        case "axial":
-            table = rope.axial_angles(
-                config.grid,
-                size,
-                theta=config.rope_theta,
-                offset=config.rope_offset,
-                trained_grid=config.rope_grid or None,
-            )[:, None]
+    if config.rope == "none":
+        return None
+    others = config.placed_tokens + config.registers
+    if native is None:
+        table = _of_patches(frequencies, config)
+    else:
+        from vit_jax.models import native_sizes
+
+        table = native_sizes.angles(native, frequencies, config)
+    if config.rope == "centred" and key is not None:
+        table = rope.moved(table, *_moves(config, key), theta=config.rope_theta)
+    if config.rope != "mixed":
+        table = table[..., None, :]
     if config.rope_registers:
-        grid = (math.isqrt(config.registers),) * 2
+        grid, size = (math.isqrt(config.registers),) * 2, config.width // config.heads
         registers = rope.axial_angles(grid, size, theta=config.rope_registers)[:, None]
-        table = jnp.concatenate([registers, table])
-    others = config.tokens - table.shape[-3]
+        shape = (*table.shape[:-3], *registers.shape)
+        table = jnp.concatenate([jnp.broadcast_to(registers, shape), table], axis=-3)
+        others -= config.registers
     return jnp.pad(table, [(0, 0)] * (table.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
+
+
+def _of_patches(frequencies: nnx.Param | None, config) -> np.ndarray | jax.Array:
+    """The angles of the patches of the model's own grid: (N, C/2), or (L, N, H, C/2)."""
+    size, theta = config.width // config.heads, config.rope_theta
+    match config.rope:
+        case "mixed":
+            return rope.mixed_angles(config.grid, frequencies[...])
+        case "centred":
+            return rope.centred_angles(config.grid, size, theta=theta)
+    spread = config.rope_grid or None
+    options = dict(theta=theta, offset=config.rope_offset, trained_grid=spread)
+    return rope.axial_angles(config.grid, size, **options)
 
 
 def _moves(config: classifier.ClassifierConfig, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -114,17 +129,19 @@ def _moves(config: classifier.ClassifierConfig, key: jax.Array) -> tuple[jax.Arr
     return shift, jnp.exp(logarithms)
 
 
-def rotations(angles: jax.Array | None) -> tuple[rope.Angles | None, rope.Angles | None]:
+def rotations(
+    angles: jax.Array | None, *, by_layer: bool
+) -> tuple[rope.Angles | None, rope.Angles | None]:
     """Cosines and sines as attention takes them: those of all layers, or with a leading axis for layers."""
     if angles is None:
         return None, None
     both = jnp.cos(angles), jnp.sin(angles)
-    return (both, None) if angles.ndim == 3 else (None, both)
+    return (None, both) if by_layer else (both, None)
 
 
 def with_joined(rotations: rope.Angles | None, tokens: int) -> rope.Angles | None:
-    """Rotations (T, H, C/2) of `tokens` tokens: the first ones, which have none so far, are not turned."""
-    if rotations is None or len(rotations[0]) == tokens:
+    """Rotations (…, T, H, C/2) of `tokens` tokens: the first ones, which have none so far, are not turned."""
+    if rotations is None or rotations[0].shape[-3] == tokens:
         return rotations
     cosines, sines = rotations
     edges = ((tokens - len(cosines), 0), (0, 0), (0, 0))

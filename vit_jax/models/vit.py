@@ -18,7 +18,7 @@ from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, spli
 from vit_jax.compute.learned import per_example
 from vit_jax.models import classifier, contract, pooling
 from vit_jax.models.attention import Attention, implementation_option
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import ModelOutput, PatchBatch
 from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -65,6 +65,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     pooled_width = property(lambda self: self.width)
     pool_heads = property(lambda self: self.heads)
     pool_mlp_dim = property(lambda self: self.mlp_dim)
+    fixed_size_reason = property(lambda self: "")
 
     def __post_init__(self):
         _ = self.grid  # which the image size may not give
@@ -118,22 +119,35 @@ class VisionTransformer(classifier.Classifier):
         return pooling.make_pooling(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """Classifies images (B, H, W, C). What is captured has registers, `tokens` have none."""
+        """Classifies images (B, H, W, C), or a `PatchBatch`. What is captured has registers, `tokens` have none."""
         classifier.check_images(images, self.config)
         call = dict(deterministic=deterministic, rngs=rngs)
-        x = self.place(self.patches(images, **call))
-        return self.read(*self.encode(x, **call, capture=capture))
+        sized = {"native": images} if isinstance(images, PatchBatch) else {}  # few families take it
+        x = self.place(self.patches(images, **call), **sized)
+        return self.read(*self.encode(x, **call, **sized, capture=capture), **sized)
 
-    def patches(self, images: jax.Array, *, deterministic=True, rngs=None) -> jax.Array:
-        """Images (B, H, W, C) -> patches (B, N, D), row by row, without positions."""
+    def patches(self, images, *, deterministic=True, rngs=None) -> jax.Array:
+        """Images (B, H, W, C), or a `PatchBatch` -> patches (B, N, D), row by row, without positions."""
         return self.embedding(images)
 
-    def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
-        """Patches (B, N, D), or `visible` (B, V) ones, with positions and after the learned tokens."""
+    def place(
+        self,
+        patches: jax.Array,
+        visible: jax.Array | None = None,
+        native: PatchBatch | None = None,
+    ) -> jax.Array:
+        """Patches (B, N, D), or `visible` (B, V) ones, with positions and after the learned tokens. In all steps
+        `native` are the images where they have sizes of their own.
+        """
         x, prefix, table = patches, self.config.prefix, self.positions(patches.dtype)
         if table is not None:
             table, rows = table[:, prefix:], table[:, :prefix]
-            x = x + per_example(table, x.shape[0])
+            if native is None:
+                x = x + per_example(table, x.shape[0])
+            else:
+                from vit_jax.models import native_sizes
+
+                x = x + native_sizes.positions(table, native, self.config)
         if visible is not None:
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
         names = ("class_token", "distillation_token", "registers")
@@ -151,7 +165,7 @@ class VisionTransformer(classifier.Classifier):
         return None if self.position is None else self.position[...].astype(dtype)
 
     def encode(
-        self, x, *, deterministic=True, rngs=None, capture=False, joining=None
+        self, x, *, deterministic=True, rngs=None, capture=False, joining=None, native=None
     ) -> tuple[jax.Array, dict]:
         """Of what `place` gives, the tokens after the last norm, without registers; and what was captured.
         With tokens that join, a `stack.Joining`, all tokens, these first; and nothing is captured.
@@ -159,7 +173,9 @@ class VisionTransformer(classifier.Classifier):
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
         first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
-        x, captured = self.encoder(dropout(x, config.dropout, first_key), key, capture, joining)
+        lengths = None if native is None else native.lengths(x.shape[1])
+        x = dropout(x, config.dropout, first_key)
+        x, captured = self.encoder(x, key, capture, joining, lengths)
         if config.registers and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
@@ -167,9 +183,11 @@ class VisionTransformer(classifier.Classifier):
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
         return x if self.encoder.norm is None else self.encoder.norm(x)
 
-    def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:
+    def read(
+        self, tokens: jax.Array, captured: dict[str, jax.Array], native: PatchBatch | None = None
+    ) -> ModelOutput:
         """The output for what `encode` gives; two heads read a token each, `logits` and `features` are the means."""
-        features = self.pool(tokens)
+        features = pooling.pooled(self.pool, tokens, native)
         if self.config.representation:
             features = jnp.tanh(self.representation(features))
         if not (self.config.two_heads and self.config.num_classes):
@@ -187,11 +205,15 @@ class Encoder(nnx.Module):
         self.config, self.layers = config, stack.stack(make, config.depth, rngs)
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
 
-    def __call__(self, x, key=None, capture=False, joining=None) -> tuple[jax.Array, dict]:
-        """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`."""
+    def __call__(
+        self, x, key=None, capture=False, joining=None, lengths=None
+    ) -> tuple[jax.Array, dict]:
+        """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`. Of
+        each image `lengths` (B,) tokens count, or all.
+        """
 
         def step(block, x, rate, key, bias=None):
-            x, weights = block(x, rate, key, bias)
+            x, weights = block(x, rate, key, bias, lengths)
             return x, contract.captured(capture, attention=weights, blocks=x)
 
         loop = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
@@ -211,10 +233,12 @@ class Block(nnx.Module):
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **common)
 
-    def __call__(self, x, drop_path_rate, key, bias=None) -> tuple[jax.Array, jax.Array]:
-        """(B, N, D) -> the same, and the attention weights (B, H, N, N); `bias` as in `Attention`."""
-        keys = split(key, 4)
-        y, weights = self.attention(self.attention_norm(x), key=keys[0], bias=bias)
+    def __call__(
+        self, x, drop_path_rate, key, bias=None, lengths=None
+    ) -> tuple[jax.Array, jax.Array]:
+        """(B, N, D) -> the same, and the attention weights (B, H, N, N); `bias` and `lengths` as in `Attention`."""
+        keys, added = split(key, 4), dict(bias=bias, lengths=lengths)
+        y, weights = self.attention(self.attention_norm(x), key=keys[0], **added)
         x = x + drop_path(y, drop_path_rate, keys[1])
         y = self.mlp(self.mlp_norm(x), key=keys[2])
         return x + drop_path(y, drop_path_rate, keys[3]), weights

@@ -22,6 +22,7 @@ OBJECTIVES: LazyTable[type[Objective]] = LazyTable(
         "masked_patches": "vit_jax.objectives.masked_patches:MaskedPatches",
         "dino": "vit_jax.objectives.dino.dino:Dino",
         "distill": "vit_jax.objectives.distill:Distill",
+        "features": "vit_jax.objectives.features.features:Features",
         "segmentation": "vit_jax.objectives.segmentation.segmentation:Segmentation",
     }
 )

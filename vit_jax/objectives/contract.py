@@ -38,6 +38,7 @@ class ObjectiveContext:
       num_classes: of the data; 0 where it has no labels.
       segments: what panoptic masks mean; `None` where labels are none.
       other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
+      teachers: the family's config of each fixed teacher; empty before their checkpoints are read.
     """
 
     model: ClassifierConfig
@@ -50,13 +51,22 @@ class ObjectiveContext:
     num_classes: int = 0
     segments: PanopticTable | None = None
     other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+    teachers: tuple[ClassifierConfig, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class FromCheckpoint:
-    """A teacher that stays as it is: the model in a checkpoint of any readable format."""
+    """A teacher that stays as it is: the model in a checkpoint of any readable format.
+
+    Attributes:
+      path: of the checkpoint.
+      gives: what is learned from it: 'logits', of the classes of the data, or 'features', of any model.
+      option: of the config, that names `path`.
+    """
 
     path: str
+    gives: str = "logits"
+    option: str = "config.objective.teacher"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +114,12 @@ class Teacher:
     student_std: tuple[float, ...]
 
     def logits(self, images: jax.Array) -> jax.Array:
-        """Its logits (B, classes) float32 for the student's images (B, H, W, C). They are resized
-        bilinearly, antialiased where they shrink.
+        """Its logits (B, classes) float32 for the student's images (B, H, W, C)."""
+        return self.model(self.seen(images)).logits
+
+    def seen(self, images: jax.Array) -> jax.Array:
+        """The student's images (B, H, W, C) as it sees them: resized bilinearly, antialiased where they shrink, and
+        normalised by its own mean and std, in the dtype of its computation.
         """
         mean, std, own_mean, own_std = (
             jnp.array(x, jnp.float32)
@@ -115,8 +129,7 @@ class Teacher:
         shape = (images.shape[0], *height_width(self.image_size), images.shape[-1])
         if shape != images.shape:
             pixels = jax.image.resize(pixels, shape, "linear", antialias=True)
-        normalised = ((pixels - own_mean) / own_std).astype(self.model.config.dtype)
-        return self.model(normalised).logits
+        return ((pixels - own_mean) / own_std).astype(self.model.config.dtype)
 
 
 @flax.struct.dataclass
@@ -126,9 +139,10 @@ class Learner:
     Attributes:
       model: the model.
       own: what `Objective.own_modules` made, or `None`.
-      teacher: a `Teacher`, or for a moving average a `Learner`, or `None`.
+      teacher: a `Teacher`, or several of them, or for a moving average a `Learner`, or `None`.
       step: int32, updates made before this one.
       anchor: the model with the weights of an `Anchor`, or `None`.
+      held_out: whether images are measured by the loss that nothing is learned from.
     """
 
     model: nnx.Module
@@ -136,6 +150,7 @@ class Learner:
     teacher: Any
     step: jax.Array
     anchor: nnx.Module | None = None
+    held_out: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,8 +248,8 @@ class Objective:
         """
         return {}
 
-    def teacher(self) -> FromCheckpoint | MovingAverage | None:
-        """Where its teacher comes from."""
+    def teacher(self) -> FromCheckpoint | tuple[FromCheckpoint, ...] | MovingAverage | None:
+        """Where its teacher comes from, or its teachers."""
         return None
 
     def anchor(self) -> Anchor | None:

@@ -14,8 +14,9 @@ import jax
 from flax import nnx
 
 from vit_jax import objectives
-from vit_jax.base import durations, schema
+from vit_jax.base import durations, patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.data import views
 from vit_jax.data.labels.masks import ClassTable
@@ -24,6 +25,7 @@ from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
+    Batch,
     Learner,
     MovingAverage,
     Objective,
@@ -57,12 +59,14 @@ class FixedTeacher:
 
     Attributes:
       path: of its checkpoint.
+      option: of the config, that names `path`.
       config: its family's config.
       describe: what `Teacher` says besides the model.
       classes: their names, where its checkpoint says them.
     """
 
     path: str
+    option: str
     config: classifier.ClassifierConfig
     describe: dict
     classes: tuple[str, ...] | None = None
@@ -74,15 +78,17 @@ class Networks:
 
     Attributes:
       model_config: the family's config.
-      make_objective: a family's config -> the objective for it.
-      teacher: the fixed teacher, if the objective has one.
+      make_objective: (a family's config, those of fixed teachers) -> the objective for them.
+      teachers: the fixed teachers, if the objective has such.
       adapters: what is trained of the model; `None`: all of it.
+      stored: the model's config at the size of images whose positions its parameters are; `None`: `model_config`.
     """
 
     model_config: classifier.ClassifierConfig
-    make_objective: Callable[[classifier.ClassifierConfig], Objective]
-    teacher: FixedTeacher | None = None
+    make_objective: Callable[..., Objective]
+    teachers: tuple[FixedTeacher, ...] = ()
     adapters: Adapters | None = None
+    stored: classifier.ClassifierConfig | None = None
 
     @classmethod
     def from_config(
@@ -102,7 +108,7 @@ class Networks:
             model_config = model_config_of(config, data.num_classes)
         to_steps = durations_of(config, data.examples_per_epoch)
         total_steps = to_steps(config.duration, name="config.duration")
-        seen, *others = views.variants(config)
+        seen, *others = (variant.views for variant in views.variants(config))
         context = functools.partial(
             ObjectiveContext,
             mean=config.data.mean,
@@ -117,25 +123,44 @@ class Networks:
         )
         return cls(
             model_config,
-            lambda model_config: objectives.make(config.objective, context(model_config)),
+            lambda model_config, teachers: objectives.make(
+                config.objective, context(model_config, teachers=teachers)
+            ),
             adapters=adapters_of(config),
         )
 
     def for_devices(self) -> "Networks":
         """The same, computing in the types that suit the devices being traced for."""
-        teacher = self.teacher
-        if teacher:
-            teacher = dataclasses.replace(
-                teacher, config=choices.with_compute_dtype(teacher.config)
-            )
-        return dataclasses.replace(
-            self, model_config=choices.with_compute_dtype(self.model_config), teacher=teacher
+        teachers = tuple(
+            dataclasses.replace(teacher, config=choices.with_compute_dtype(teacher.config))
+            for teacher in self.teachers
         )
+        return dataclasses.replace(
+            self, model_config=choices.with_compute_dtype(self.model_config), teachers=teachers
+        )
+
+    def at_size(self, image_size: Size) -> "Networks":
+        """The same for images of another size. The parameters stay as they are; in the program, their tables of
+        positions are interpolated.
+
+        Raises:
+          ConfigError: patches do not divide the images.
+        """
+        if sizes.height_width(image_size) == self.model_config.height_width:
+            return self
+        from vit_jax.models.resized import config_at
+
+        config = config_at(self.model_config, sizes.parse(image_size))
+        return dataclasses.replace(self, model_config=config, stored=self.model_config)
+
+    def for_batch(self, batch: Batch) -> "Networks":
+        """The same for the images of a batch, whose size a schedule may have changed."""
+        return self.at_size(batch["image"].shape[1:3]) if "image" in batch else self
 
     @functools.cached_property
     def objective(self) -> Objective:
         """The objective for the model."""
-        return self.make_objective(self.model_config)
+        return self.make_objective(self.model_config, tuple(t.config for t in self.teachers))
 
     def moving_average(self) -> MovingAverage | None:
         """The teacher that follows the student, if the objective has one."""
@@ -174,7 +199,7 @@ class Networks:
         *,
         step: jax.Array,
         average: tuple[dict, dict] | None = None,
-        frozen_teacher: Weights | None = None,
+        frozen_teachers: tuple[Weights, ...] = (),
         anchor: dict | None = None,
     ) -> Learner:
         """The networks with their arrays.
@@ -183,11 +208,16 @@ class Networks:
           params, variables: see `init`; with the whole model.
           step: updates made so far.
           average: the same two of a teacher that follows the student.
-          frozen_teacher: of the fixed teacher.
+          frozen_teachers: of the fixed teachers.
           anchor: parameters of the model's anchor.
         """
-        definition = registry.abstract(self.model_config)[0]
+        stored = self.stored or self.model_config
+        definition = registry.abstract(stored)[0]
         model = nnx.merge(definition, model_part(params), variables.get("model", {}))
+        if self.stored:
+            from vit_jax.models import resized
+
+            model = resized.resized(model, stored, self.model_config, resized.SCHEDULED)
         own = None
         if OWN in params:
             definition, _ = registry.split(
@@ -195,9 +225,10 @@ class Networks:
             )
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None
-        if frozen_teacher is not None:
-            definition = registry.abstract(self.teacher.config)[0]
-            teacher = Teacher(nnx.merge(definition, *frozen_teacher), **self.teacher.describe)
+        if frozen_teachers:
+            teacher = tuple(map(_fixed, self.teachers, frozen_teachers))
+            if not isinstance(self.objective.teacher(), tuple):
+                (teacher,) = teacher
         elif average is not None:
             teacher = self.learner(*average, step=step)
         earlier = None
@@ -205,6 +236,28 @@ class Networks:
             definition = registry.abstract(self.model_config)[0]
             earlier = nnx.merge(definition, anchor, variables.get("model", {}))
         return Learner(model=model, own=own, teacher=teacher, step=step, anchor=earlier)
+
+    def variables_of(self, learner: Learner, before: dict) -> dict:
+        """The state that is not trained by its owner, as it is now; interpolated tables as they were `before`."""
+        owners = {"model": learner.model, OWN: learner.own}
+        by_owner = {
+            owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
+        }
+        if self.stored and by_owner["model"]:
+            from vit_jax.models import resized
+
+            tables = resized.tables(self.stored, self.model_config, resized.SCHEDULED)
+            by_owner["model"] = patterns.map_named(
+                lambda name, now, old: old if name in tables else now,
+                by_owner["model"],
+                before["model"],
+            )
+        return {owner: tree for owner, tree in by_owner.items() if tree}
+
+
+def _fixed(teacher: FixedTeacher, weights: Weights) -> Teacher:
+    definition = registry.abstract(teacher.config)[0]
+    return Teacher(nnx.merge(definition, *weights), **teacher.describe)
 
 
 def model_config_of(config: Any, num_classes: int) -> classifier.ClassifierConfig:
@@ -260,15 +313,6 @@ def evaluated_weights(kept: Collection[str]) -> str:
       kept: some of 'params', 'ema' (their average) and 'teacher'.
     """
     return next(name for name in ("ema", "teacher", "params") if name in kept)
-
-
-def variables_of(learner: Learner) -> dict:
-    """The state that is not trained by its owner, as it is now."""
-    owners = {"model": learner.model, OWN: learner.own}
-    by_owner = {
-        owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
-    }
-    return {owner: tree for owner, tree in by_owner.items() if tree}
 
 
 def model_part(params: dict) -> dict:

@@ -125,7 +125,9 @@ def _size(config: ConfigDict, parameters: bool) -> dict:
     }  # fmt: skip
     classes, examples = plan.known_data(config.data)
     unknown_length = examples is None and "epoch" in str(config.duration)
-    needs_teacher = config.objective.name == "distill" and not config.objective.teacher
+    needs_teacher = not all(
+        config.objective[name] for name in ("teacher", "teachers") if name in config.objective
+    )
     no_classes = not (classes or config.model.num_classes)
     if config.init_from or config.pseudo.teacher or needs_teacher or no_classes or unknown_length:
         return row
@@ -134,7 +136,7 @@ def _size(config: ConfigDict, parameters: bool) -> dict:
         num_classes=classes or config.model.num_classes,
         examples_per_epoch=examples,
     )
-    exaflops = made.step_flops * made.total_steps / 1e18
+    exaflops = made.flops() / 1e18
     return row | {
         "model": naming.full_name(made.model_config, config.model.name),
         "parameters": registry.count_parameters(made.model_config) if parameters else None,

@@ -7,7 +7,8 @@ import time
 
 import jax
 
-from vit_jax.base import logs
+from vit_jax.base import logs, sizes
+from vit_jax.base.sizes import Size
 from vit_jax.compute import flops
 from vit_jax.devices import meshes
 from vit_jax.planning import hlo, kernels
@@ -95,9 +96,10 @@ class OutOfMemory(Exception):
 
 
 def trace(
-    assembly: Assembly, devices: list
+    assembly: Assembly, devices: list, image_size: Size | None = None
 ) -> tuple[jax.sharding.Mesh, states.TrainState, jax.stages.Traced]:
-    """Traces the step that `train` would run on these devices.
+    """Traces the step that `train` would run on these devices; of a schedule of sizes that of `image_size`, by default
+    the largest.
 
     Raises:
       ConfigError: mesh or batch do not fit them.
@@ -108,16 +110,21 @@ def trace(
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
-        return mesh, state, step.trace(state, assembly.abstract_batch(mesh))
+        batch = assembly.abstract_batch(mesh)
+        if image_size is not None:
+            shape = sizes.height_width(image_size)
+            batches = assembly.abstract_batches(mesh)
+            batch = next(batch for batch in batches if batch["image"].shape[1:3] == shape)
+        return mesh, state, step.trace(state, batch)
 
 
-def prepare(assembly: Assembly, target: Target) -> Step:
-    """Traces and lowers the step that `train` would run on the target.
+def prepare(assembly: Assembly, target: Target, image_size: Size | None = None) -> Step:
+    """Traces and lowers the step that `train` would run on the target; arguments as of `trace`.
 
     Raises:
       ConfigError: mesh or batch do not fit the target.
     """
-    mesh, state, traced = trace(assembly, target.devices)
+    mesh, state, traced = trace(assembly, target.devices, image_size)
     with jax.set_mesh(mesh):
         replicas = meshes.batch_shards(mesh)
         kept = [

@@ -6,6 +6,7 @@ import math
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import tiers
 from vit_jax.compute import choices
@@ -106,8 +107,9 @@ def make_plan(
         "mesh": meshes.sizes_of(step.mesh),
     } | _of_config(assembly, target, step)
     if (matrices := assembly.matrices()) is not None:
-        sizes = step.mesh.shape
-        plan["matrices"] = preconditioning.plan_matrices(assembly.config.optim, matrices, sizes)
+        plan["matrices"] = preconditioning.plan_matrices(
+            assembly.config.optim, matrices, step.mesh.shape
+        )
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
         "capacity": target.capacity,
@@ -126,9 +128,41 @@ def make_plan(
     else:
         step_collectives = collectives.find(compiled.program, slices=target.slices)
         plan["collectives"] = collectives.summary(step_collectives)
+    if assembly.config.data.size_schedule:
+        plan["sizes"] = _by_size(plan, assembly, target)
     if target.chip:
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
     return plan
+
+
+def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
+    """A row for each entry of `config.data.size_schedule`: its steps, and what one takes. `plan` is of the largest."""
+    from vit_jax.training.phases import find_phases
+
+    phases = find_phases(assembly)
+    largest = max(phases, key=lambda phase: math.prod(sizes.height_width(phase.image_size)))
+    kept = ("flops_per_device", "seconds")
+    rows = []
+    by_size = {largest.image_size: {name: plan[name] for name in kept if name in plan}}
+    for phase in phases:
+        size = phase.image_size
+        if size not in by_size:
+            step = compiling.prepare(assembly, target, size)
+            by_size[size] = {"flops_per_device": step.flops / len(target.devices)}
+            compiled = compiling.compile(step) if target.chip else None
+            if target.tpu:
+                networks = assembly.networks.at_size(size)
+                at_size = dataclasses.replace(assembly, model_config=networks.model_config)
+                found = _on_tpu(plan | by_size[size], at_size, target, step, compiled)
+                by_size[size]["seconds"] = found["seconds"]
+            elif target.gpu:
+                by_size[size]["seconds"] = _on_gpu(target, step, compiled.program)["seconds"]
+        rows.append(
+            {"image_size": size, "first_step": phase.first + 1, "steps": phase.stop - phase.first}
+            | {"model_flops_per_step": phase.step_flops}
+            | by_size[size]
+        )
+    return rows
 
 
 def _on_tpu(
@@ -221,14 +255,16 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
 
 
 def _of_run(plan: dict, target: Target, price: float | None) -> dict:
-    """What follows from the time of a step: (least, expected, most) each."""
-    seconds = plan["seconds"]
+    """What follows from the time of the steps: (least, expected, most) each."""
+    phases = plan.get("sizes", [plan])
     peak = target.chip.peak * target.chips
+    flops = sum(phase["model_flops_per_step"] * phase["steps"] for phase in phases)
     rows = {name: [] for name in ("images_per_second", "mfu", "hours", "chip_hours")}
     for basis in ("floor", "expected", "ceiling"):
-        hours = seconds[basis] * plan["steps"] / 3600
-        rows["images_per_second"].append(plan["batch_size"] / seconds[basis])
-        rows["mfu"].append(plan["model_flops_per_step"] / seconds[basis] / peak)
+        seconds = sum(phase["seconds"][basis] * phase["steps"] for phase in phases)
+        hours = seconds / 3600
+        rows["images_per_second"].append(plan["batch_size"] * plan["steps"] / seconds)
+        rows["mfu"].append(flops / seconds / peak)
         rows["hours"].append(hours)
         rows["chip_hours"].append(hours * target.chips)
     # By peak rates: what the same share of a v3 core's peak would take.

@@ -1,5 +1,6 @@
 """A plan as text for a terminal."""
 
+from vit_jax.base import sizes
 from vit_jax.planning.estimate import BLIND, BLIND_GPU
 
 _GIB = 2**30
@@ -66,6 +67,7 @@ def _work(plan: dict) -> list[tuple[str, str]]:
             "products of a step",
             f"{plan['flops_per_device']:.3g} FLOP a device, without recomputation {once:.3g}",
         ),
+        *_sizes(plan),
         *matrices,
     ]
 
@@ -76,6 +78,25 @@ def _matrices(matrices: dict) -> str:
     ]
     most, equal = matrices["flops_per_device"], matrices["flops_per_device_if_equal"]
     return f"{', '.join(stacks)}; {most:.3g} FLOP a device, {most / equal:.2f} x an equal share"
+
+
+def _sizes(plan: dict) -> list[tuple[str, str]]:
+    """The steps of a schedule of image sizes, and the products of all together."""
+    if "sizes" not in plan:
+        return []
+    rows, total, largest = [], 0.0, 0.0
+    for row in plan["sizes"]:
+        total += row["steps"] * row["flops_per_device"]
+        largest += row["steps"] * plan["flops_per_device"]
+        text = f"{row['steps']:,} steps from {row['first_step']:,}, {row['flops_per_device']:.3g} FLOP a device"
+        if "seconds" in row:
+            seconds = row["seconds"]
+            text += f", {_ms(seconds['expected'])} expected, {_ms(seconds['floor'])} floor"
+        rows.append((f"  {sizes.size_text(row['image_size'])} px", text))
+    saved = (
+        f"{total:.3g} FLOP a device, {1 - total / largest:.1%} less than all at the largest size"
+    )
+    return [*rows, ("products of the run", saved)]
 
 
 def _memory(plan: dict) -> list[tuple[str, str]]:

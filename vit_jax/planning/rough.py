@@ -30,7 +30,7 @@ def estimate(assembly: Assembly, on_cpu: bool) -> dict:
         multi_label=assembly.multi_label,
         masks=assembly.masks,
     )
-    flops = assembly.step_flops * assembly.total_steps
+    flops = assembly.flops()
     seconds = {kind: flops / chips.PEAK_BFLOAT16[kind] for kind in _SHOWN}
     cpu = flops / _product_rate() if on_cpu else None
     return {

@@ -17,8 +17,7 @@ from vit_jax.evaluation.forward import data_of, make_features
 from vit_jax.interchange import loading
 from vit_jax.models import layer_features, registry
 from vit_jax.models.layer_features import LayerFeatures
-from vit_jax.prediction.images import Compiled, Named, read_ahead
-from vit_jax.prediction.predict import padded
+from vit_jax.prediction.images import Compiled, Named, native_size, read_ahead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Wanted:
       image_size: of the images as the model sees them; `None`: its own. Positions are interpolated, or with a
         stride the model's own windows slide over images of this size.
       stride: pixels from one window to the next; 0: no windows.
+      native_tokens: each image is seen at the size and aspect of its own that so many patches allow, see
+        `data.native_sizes`; 0: all are seen at one size.
     """
 
     layers: tuple[layer_features.Layer, ...] = ()
@@ -39,6 +40,7 @@ class Wanted:
     norm: bool = True
     image_size: Size | None = None
     stride: int = 0
+    native_tokens: int = 0
 
 
 _POOLED = Wanted()
@@ -67,6 +69,15 @@ def compile_features(run: TrainedModel, wanted: Wanted = _POOLED) -> Compiled:
     """
     definition, weights = registry.split(run.model)
     data = data_of(run)
+    if wanted.native_tokens:
+        if any((wanted.layers, wanted.maps, wanted.image_size, wanted.stride)):
+            raise ConfigError(
+                "native_tokens gives the features that the head reads: set it without layers, maps, image_size and "
+                "stride"
+            )
+        native = native_size(run, data, wanted.native_tokens)
+        features = make_features(definition, run.model_config, data)
+        return Compiled(data, jax.jit(features), native)
     layers = layer_features.check_layers(run.model_config, wanted.layers) if wanted.layers else ()
     features = make_features(definition, run.model_config, data, layers, norm=wanted.norm)
     image = jax.ShapeDtypeStruct((1, *crops.shape(data)), np.uint8)
@@ -96,9 +107,9 @@ def compute_features(
     """
     weights, size = registry.split(run.model)[1], 0
     under_way = collections.deque()
-    for decoded in read_ahead(files, compiled.data, batch_size):
+    for decoded in read_ahead(files, compiled.read, batch_size):
         size = size or len(decoded)
-        images, real = padded(decoded, size, compiled.data)
+        images, real = compiled.batch(decoded, size)
         names = [file.name for file, image in decoded if not isinstance(image, BadImage)]
         bad = [image for _, image in decoded if isinstance(image, BadImage)]
         under_way.append((names, real, bad, compiled.function(weights, images)))

@@ -21,6 +21,8 @@ from PIL import Image
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.checkpoints.trained_model import TrainedModel
+from vit_jax.data import crops
 from vit_jax.data.decoding.decode import eval_crop, pillow_pixels
 from vit_jax.data.decoding.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
@@ -28,6 +30,7 @@ from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
 from vit_jax.data.sources.unused import Unused
 from vit_jax.devices import local
+from vit_jax.models.contract import PatchBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +60,56 @@ class Compiled(NamedTuple):
     Attributes:
       data: how the images are cut, the section `config.data`.
       function: of weights and images (B, H, W, C) uint8; its arguments after these are static.
+      native: patch and number of patches of images at sizes of their own, of which the function takes a `PatchBatch`;
+        `None`: all have one size.
     """
 
     data: Data
     function: Callable[..., Any]
+    native: tuple[int, int] | None = None
+
+    def read(self, file: Named) -> np.ndarray:
+        """The pixels of an image as the function takes it, (H, W, C) uint8. Raises `BadImage`."""
+        if self.native is None:
+            return file.read(self.data)
+        from vit_jax.data import native_sizes
+
+        size = dict(zip(("patch", "tokens"), self.native, strict=True))
+        return native_sizes.read_image(file.read_content(), self.data, name=file.name, **size)
+
+    def batch(
+        self, images: Sequence[tuple[Named, np.ndarray | BadImage]], rows: int
+    ) -> tuple[np.ndarray | PatchBatch, np.ndarray]:
+        """Those that are images as one batch, (rows, H, W, C) uint8 or a `PatchBatch`, and which of its rows are
+        images. One shape, one compilation.
+        """
+        good = [image for _, image in images if not isinstance(image, BadImage)]
+        real = np.arange(rows) < len(good)
+        if self.native is None:
+            batch = np.zeros((rows, *crops.shape(self.data)), np.uint8)
+            batch[: len(good)] = good or 0
+            return batch, real
+        from vit_jax.data import native_sizes
+
+        size = dict(zip(("patch", "tokens"), self.native, strict=True), channels=self.data.channels)
+        return native_sizes.pad_batch(good, rows=rows, **size), real
+
+
+def native_size(run: TrainedModel, data: Data, tokens: int) -> tuple[int, int]:
+    """`Compiled.native` for images of up to `tokens` patches.
+
+    Raises:
+      ConfigError: the model takes images of one size alone, or the run permutes them.
+    """
+    if reason := run.model_config.fixed_size_reason:
+        raise ConfigError(
+            f"native_tokens is {tokens}, but the model takes images of one size alone: {reason}"
+        )
+    if data.permute != "none":
+        raise ConfigError(
+            f"native_tokens needs config.data.permute='none', which is {data.permute!r} in this run"
+        )
+    return run.model_config.patch, tokens
 
 
 ImageFile = (
@@ -149,20 +198,20 @@ def find_images(sources: Sequence[str]) -> Iterator[Named]:
 
 
 def read_ahead(
-    files: Iterable[Named], data: Data, batch_size: int
+    files: Iterable[Named], read: Callable[[Named], np.ndarray], batch_size: int
 ) -> Iterator[list[tuple[Named, np.ndarray | BadImage]]]:
     """Images in batches of up to `batch_size`, decoded in threads while the caller works: not more than two
     batches ahead, so that the memory does not grow with their number.
 
     Args:
-      data: how they are cut.
+      read: what makes the pixels of one, such as `Compiled.read`.
     """
     ready: queue.Queue = queue.Queue(maxsize=1)
     closed = threading.Event()
 
     def decode(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
-            return file, file.read(data)
+            return file, read(file)
         except BadImage as error:
             return file, error
 

@@ -20,14 +20,19 @@ from vit_jax import objectives
 from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.trained_model import TrainedModel
-from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Compiled, Named, check_all_read, read_ahead
+from vit_jax.prediction.images import (
+    Compiled,
+    Named,
+    check_all_read,
+    native_size,
+    read_ahead,
+)
 
 _PICTURED = 400  # images on one sheet
 
@@ -76,19 +81,18 @@ def predict(
     """
     check_head(run)
     best = best or make_best(run)
-    data = best.data
-    read, held = read_ahead(files, data, batch_size), collections.deque()
+    read, held = read_ahead(files, best.read, batch_size), collections.deque()
     first = list(itertools.islice(read, 1))
     rows = len(first[0]) if first else 0
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for images in itertools.chain(first, read):
             held.append(images)
-            yield padded(images, rows, data)
+            yield best.batch(images, rows)
 
     topk = min(topk, len(run.classes))
     if thresholds:
-        classify = _make_early_classifier(run, data, topk, rows, thresholds)
+        classify = _make_early_classifier(run, best.data, topk, rows, thresholds)
     else:
         weights = registry.split(run.model)[1]
         classify = functools.partial(
@@ -109,18 +113,6 @@ def predict(
                 )
 
 
-def padded(
-    images: Sequence[tuple[Named, np.ndarray | BadImage]], rows: int, data: Data
-) -> tuple[np.ndarray, np.ndarray]:
-    """Those that are images as one batch, (rows, H, W, C) uint8, and which of its rows are images. One shape, one
-    compilation.
-    """
-    good = [image for _, image in images if not isinstance(image, BadImage)]
-    batch = np.zeros((rows, *crops.shape(data)), np.uint8)
-    batch[: len(good)] = good or 0
-    return batch, np.arange(rows) < len(good)
-
-
 def check_head(run: TrainedModel) -> None:
     """Raises `ConfigError` for a model without a head."""
     if run.own is not None:
@@ -135,13 +127,20 @@ def check_head(run: TrainedModel) -> None:
 
 
 def make_best(
-    run: TrainedModel, classify: Callable[[np.ndarray], np.ndarray] | None = None
+    run: TrainedModel,
+    classify: Callable[[np.ndarray], np.ndarray] | None = None,
+    native_tokens: int = 0,
 ) -> Compiled:
     """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
     each.
 
     Args:
       classify: what computes the probabilities of images instead of XLA, with weights of its own.
+      native_tokens: each image is seen at the size and aspect of its own that so many patches allow, see
+        `data.native_sizes`; 0: all are seen at one size.
+
+    Raises:
+      ConfigError: see `images.native_size`.
     """
     definition, data = registry.split(run.model)[0], data_of(run)
     if classify:
@@ -152,6 +151,7 @@ def make_best(
             return np.take_along_axis(probabilities, numbers, axis=1), numbers
 
         return Compiled(data, best_of)
+    native = native_size(run, data, native_tokens) if native_tokens else None
     forward = make_forward(definition, run.model_config, data)
     activation = objectives.activation(run.config.objective)
 
@@ -161,7 +161,7 @@ def make_best(
     ) -> tuple[jax.Array, jax.Array]:
         return jax.lax.top_k(activation(forward(weights, images).logits), topk)
 
-    return Compiled(data, best)
+    return Compiled(data, best, native)
 
 
 def _make_early_classifier(

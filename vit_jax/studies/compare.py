@@ -233,7 +233,7 @@ _WORDS = {
 _VALUES = {
     "model.position": {
         "learned": "learned in 1-D", "learned2d": "learned in 2-D", "sincos2d": "fixed sines in 2-D",
-        "fixed2d": "table of fixed sines in 2-D",
+        "fixed2d": "table of fixed sines in 2-D", "factorized": "learned for rows and for columns",
     },
 }  # fmt: skip
 

@@ -72,11 +72,20 @@ class Outline:
 
     @property
     def step_flops(self) -> int:
-        """Operations of a training step: one forward pass of every image and two more for its gradient, all of it
-        twice in sharpness-aware training; see `Objective.flops`.
+        """Operations of a training step, with images of `config.data.image_size`: one forward pass of every image
+        and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
         """
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
+
+    def flops(self, first: int = 0, stop: int | None = None) -> int:
+        """Operations of the steps `first` to `stop` - 1, from 0; by default of the whole run."""
+        stop = self.total_steps if stop is None else stop
+        if self.config.data.size_schedule:
+            from vit_jax.training import phases
+
+            return phases.flops(self, first, stop)
+        return self.step_flops * (stop - first)
 
     @property
     def keeps_average(self) -> bool:
@@ -122,7 +131,7 @@ class Assembly(Outline):
         return states.abstract(self.init, mesh, **placement(self.networks, self.config).rules)
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch of the run, on a mesh; where views have several sizes, the largest."""
+        """A batch of the run, on a mesh; where images have several sizes, the largest."""
         all_batches = self.abstract_batches(mesh)
         return max(all_batches, key=lambda batch: sum(x.size for x in batch.values()))
 
@@ -187,14 +196,13 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     views.variants(typed)
     objectives.find_objective(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
-    teachers = {
-        "objective": getattr(typed.objective, "teacher", ""),
-        "pseudo": typed.pseudo.teacher,
-    }
-    for section, teacher in teachers.items():
+    teachers = [("objective.teacher", getattr(typed.objective, "teacher", ""))]
+    teachers += [("objective.teachers", path) for path in getattr(typed.objective, "teachers", ())]
+    teachers += [("pseudo.teacher", typed.pseudo.teacher)]
+    for field, teacher in teachers:
         if workdir and teacher and _is_of_run(teacher, workdir):
             raise ConfigError(
-                f"config.{section}.teacher = {teacher!r} is the run itself: set another --workdir, or another teacher"
+                f"config.{field} = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
     if typed.lora.lora_rank and not typed.init_from:
         raise ConfigError(
@@ -263,7 +271,7 @@ def outline(
     Raises:
       ConfigError: the config does not go with the data.
     """
-    has_views = bool(views.variants(config)[0])
+    has_views = bool(config.data.views)
     objective, _ = objectives.find_objective(config.objective)
     masks = objective.needs_masks if masks is None else masks
     guards.check_masks(config, objective, masks)
@@ -282,6 +290,10 @@ def outline(
         )
     data = DataFacts(num_classes, examples_per_epoch, multi_label, masks)
     networks = Networks.from_config(config, data)
+    if config.data.size_schedule:
+        from vit_jax.training import phases
+
+        phases.check_phases(config, networks)
     to_steps = durations_of(config, examples_per_epoch)
     total_steps = to_steps(config.duration, name="config.duration")
     return Outline(
@@ -309,7 +321,7 @@ def assemble(config: Config, **data: Any) -> Assembly:
     """
     made = outline(config, **data)
     model_config = made.model_config
-    networks = dataclasses.replace(made.networks, teacher=_fixed_teacher(made.networks, config))
+    networks = dataclasses.replace(made.networks, teachers=_fixed_teachers(made.networks, config))
     _check_anchor(networks, config)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
@@ -330,18 +342,25 @@ def assemble(config: Config, **data: Any) -> Assembly:
     )
 
 
-def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
-    """The teacher that the objective takes from a checkpoint, still without its weights."""
-    source = networks.objective.teacher()
-    if not isinstance(source, FromCheckpoint):
-        return None
+def _fixed_teachers(networks: Networks, config: Config) -> tuple[FixedTeacher, ...]:
+    """The teachers that the objective takes from checkpoints, still without their weights."""
+    sources = networks.objective.teacher()
+    if isinstance(sources, FromCheckpoint):
+        sources = (sources,)
+    if not isinstance(sources, tuple):
+        return ()
+    return tuple(_fixed_teacher(source, networks, config) for source in sources)
+
+
+def _fixed_teacher(source: FromCheckpoint, networks: Networks, config: Config) -> FixedTeacher:
     from vit_jax.interchange import formats
 
     try:
         checkpoint = formats.read_checkpoint(source.path)
     except CheckpointError as error:
         raise CheckpointError(f"the teacher: {error}") from error
-    guards.check_teacher(source.path, checkpoint.model_config, networks.model_config)
+    both = checkpoint.model_config, networks.model_config
+    guards.check_teacher(source.path, *both, gives=source.gives)
     prepared = checkpoint.preprocessing
     if prepared is None:
         raise ConfigError(
@@ -355,7 +374,8 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
         "student_mean": config.data.mean,
         "student_std": config.data.std,
     }
-    return FixedTeacher(source.path, checkpoint.model_config, describe, checkpoint.classes)
+    classes = checkpoint.classes if source.gives == "logits" else None
+    return FixedTeacher(source.path, source.option, checkpoint.model_config, describe, classes)
 
 
 def _check_anchor(networks: Networks, config: Config) -> None:

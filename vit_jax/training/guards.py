@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 from absl import logging
@@ -26,7 +26,6 @@ from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN
 from vit_jax.models import classifier
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.networks import FixedTeacher
 
 _RETRY_SECONDS = (1.0, 3.0, 9.0)
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -151,18 +150,18 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
             )
 
 
-def check_classes(teacher: FixedTeacher | None, classes: tuple[str, ...]) -> None:
-    """Raises `ConfigError` if a teacher means other classes by the same numbers: if some of its names are those
-    of the data, and one is not at its place. Names that have nothing in common may be other words for the same.
+def check_classes(path: str, named: Sequence[str] | None, classes: tuple[str, ...]) -> None:
+    """Raises `ConfigError` if the teacher in a checkpoint means other classes by the same numbers: if some of its
+    names are those of the data, and one is not at its place. Names that have nothing in common may be other words for
+    the same.
     """
-    named = teacher.classes if teacher else None
     if not named or set(named).isdisjoint(classes) or tuple(named) == tuple(classes):
         return
     number = next(
         i for i, pair in enumerate(zip(named, classes, strict=True)) if len(set(pair)) > 1
     )
     raise ConfigError(
-        f"the teacher {teacher.path} knows other classes than the data, or in another order: number {number} is "
+        f"the teacher {path} knows other classes than the data, or in another order: number {number} is "
         f"{named[number]!r} to it, and {classes[number]!r} in the data"
     )
 
@@ -210,12 +209,21 @@ def check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
 
 
 def check_teacher(
-    path: str, teacher: classifier.ClassifierConfig, student: classifier.ClassifierConfig
+    path: str,
+    teacher: classifier.ClassifierConfig,
+    student: classifier.ClassifierConfig,
+    *,
+    gives: str = "logits",
 ) -> None:
-    """Raises `ConfigError` unless both take the same images and tell the same number of classes apart."""
-    if not teacher.num_classes:
-        raise ConfigError(f"the teacher {path} has no head, and so nothing to teach: fine-tune it")
-    if teacher.num_classes != student.num_classes:
+    """Raises `ConfigError` unless both take the same images and, where the teacher gives 'logits', tell the same
+    number of classes apart.
+    """
+    if gives == "logits" and not teacher.num_classes:
+        raise ConfigError(
+            f"the teacher {path} has no head, and so no classes to teach: fine-tune it, or learn its features with "
+            "configs/distill.py:features"
+        )
+    if gives == "logits" and teacher.num_classes != student.num_classes:
         raise ConfigError(
             f"the teacher {path} tells {teacher.num_classes} classes apart, and the data has "
             f"{student.num_classes}: fine-tune it on these first, or take another"

@@ -95,8 +95,7 @@ def base_of(assembly: Assembly, state: TrainState) -> dict | None:
 def teacher_weights(teacher: FixedTeacher, like: Weights) -> Weights:
     """The weights of a fixed teacher, in the places of `like`."""
     checkpoint = formats.read_checkpoint(teacher.path, hints=vars(teacher.config))
-    where = "config.objective.teacher"
-    return loading.fit_weights(checkpoint, like, teacher.config, where=where)
+    return loading.fit_weights(checkpoint, like, teacher.config, where=teacher.option)
 
 
 def anchor_params(assembly: Assembly, anchor: Anchor, like: Weights) -> dict:

@@ -188,6 +188,7 @@ class _Run:
                     self._go_back(wrong)
         finally:
             self.meter.close()
+            self.train_step.close()
             self.checkpoints.close()
             writers.close()
             self.clock.write()
@@ -234,8 +235,8 @@ class _Run:
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
-            if not self.train_step.is_compiled:
-                self._compile(batch)
+            if not self.train_step.is_compiled(batch):
+                self._compile(step, batch)
             self._check_devices(step - 1, batch)
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
@@ -275,20 +276,20 @@ class _Run:
                 saved_at = time.monotonic()
         return self.stop.requested  # while it waited for a batch
 
-    def _compile(self, batch: dict) -> None:
-        """Has the step compiled by all processes before any of them runs it: the first collective
+    def _compile(self, step: int, batch: dict) -> None:
+        """Has the step compiled for such a batch by all processes before any of them runs it: the first collective
         of one would not wait long for another that is still compiling.
         """
         with self.clock.during("compile"):
             with logs.with_elapsed_time("compiling the training step", about=_COMPILING):
-                batches = self.assembly.abstract_batches(self.mesh)
-                if len(batches) == 1:
-                    batches = [batch]
-                    if self.snapshots:
+                if not self.train_step.is_begun:
+                    batches = self.assembly.abstract_batches(self.mesh)
+                    if self.snapshots and len(batches) == 1:
                         self.snapshots.compile(self.state, batch)
-                self.train_step.compile(self.state, batches)
-                self.checks.compile(self.state, batches)
-            processes.barrier("compiled", self.config.hosts.wait_minutes)
+                    self.train_step.compile(self.state, batches, batch)
+                    self.checks.compile(self.state, batches)
+                self.train_step.wait(batch)
+            processes.barrier(f"compiled for step {step}", self.config.hosts.wait_minutes)
         self.programs.keep()
         self.clock.training()
 

@@ -16,7 +16,6 @@ from vit_jax.data.record import Source
 from vit_jax.devices import local, processes
 from vit_jax.evaluation import Suite
 from vit_jax.models import registry
-from vit_jax.objectives.networks import FixedTeacher
 from vit_jax.optim.options import Optim
 from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
@@ -61,7 +60,8 @@ def check_run(
         duration = getattr(getattr(config, section) if section else config, field)
         assembly.to_steps(duration, name=f"config.{name}")
     if source is not None:
-        check_classes(assembly.networks.teacher, source.classes)
+        for teacher in assembly.networks.teachers:
+            check_classes(teacher.path, teacher.classes, source.classes)
         if not elsewhere:
             _check_batches(assembly)
     if workdir is not None and not elsewhere:
@@ -164,9 +164,8 @@ def _check_pseudo_teacher(assembly: Assembly, source: Source | None) -> None:
     except CheckpointError as error:
         raise ConfigError(f"config.pseudo.teacher = {path!r} cannot be read: {error}") from error
     check_teacher(path, teacher.model_config, assembly.model_config)
-    if source is not None and teacher.classes is not None:
-        named = FixedTeacher(path, teacher.model_config, {}, tuple(teacher.classes))
-        check_classes(named, source.classes)
+    if source is not None:
+        check_classes(path, teacher.classes, source.classes)
 
 
 def _check_decay(config: Optim) -> None:

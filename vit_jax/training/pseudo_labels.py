@@ -27,7 +27,6 @@ from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.interchange import loading
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.networks import FixedTeacher
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher, make_workdir
 
@@ -60,9 +59,7 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
     images = sources.open_source(data, options.split)
     teacher = loading.load_run(options.teacher)
     check_teacher(options.teacher, teacher.model_config, assembly.model_config)
-    check_classes(
-        FixedTeacher(options.teacher, teacher.model_config, {}, teacher.classes), source.classes
-    )
+    check_classes(options.teacher, teacher.classes, source.classes)
     chosen = {"confidence": options.confidence, "per_class": options.per_class}
     weights = registry.split(teacher.model)[1]
     identity = {

@@ -79,7 +79,7 @@ class Start:
                 state = start_from(self.assembly, state)
             state = _with_anchor(self.assembly, state)
         self._check_base(state)
-        return self._with_teacher(state)
+        return self._with_teachers(state)
 
     def _restored_locally(self, steps: list[int]) -> tuple[int, dict] | None:
         """The state on local disks, if it is newer than the good checkpoints of `steps` in the workdir."""
@@ -126,22 +126,23 @@ class Start:
             raise ConfigError(f"the best checkpoint, of step {best['step']}, was not saved whole")
         self._check_same_run(saved)
 
-    def _with_teacher(self, state: TrainState) -> TrainState:
-        """`state` with the weights of a fixed teacher, which are not saved with it."""
-        teacher = self.assembly.networks.teacher
-        if teacher is None:
+    def _with_teachers(self, state: TrainState) -> TrainState:
+        """`state` with the weights of the fixed teachers, which are not saved with it."""
+        teachers = self.assembly.networks.teachers
+        if not teachers:
             return state
         from vit_jax.training.initial_weights import teacher_weights
 
-        weights = teacher_weights(teacher, self.like.frozen_teacher)
-        saved = self.saved.get("teacher")
-        if saved and not fingerprints.is_digest_of(saved, weights):
-            raise ConfigError(
-                f"the teacher {teacher.path} has other weights than the one this run was started with: "
-                "put that back, or use another --workdir"
-            )
-        self.description["teacher"] = fingerprints.digest(weights)
-        return state.replace(frozen_teacher=weights)
+        all_weights = tuple(map(teacher_weights, teachers, self.like.frozen_teachers))
+        saved = self.saved.get("teacher", "").split()
+        for teacher, weights, digest in zip(teachers, all_weights, saved, strict=False):
+            if not fingerprints.is_digest_of(digest, weights):
+                raise ConfigError(
+                    f"the teacher {teacher.path} has other weights than the one this run was started with: "
+                    "put that back, or use another --workdir"
+                )
+        self.description["teacher"] = " ".join(map(fingerprints.digest, all_weights))
+        return state.replace(frozen_teachers=all_weights)
 
 
 def check_same_run(config: Config, saved: dict, description: dict) -> None:

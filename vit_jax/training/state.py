@@ -30,7 +30,7 @@ class TrainState:
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
         parameters of the model's `anchor`, see `objectives.contract.Anchor`.
       teacher: parameters of a teacher that follows the student, or `None`.
-      frozen_teacher: the weights of a fixed teacher, or `None`; it is not saved.
+      frozen_teachers: the weights of each fixed teacher; they are not saved.
       base: the frozen parameters below adapters, or `None`; it is not saved.
     """
 
@@ -41,7 +41,7 @@ class TrainState:
     health: Health
     variables: dict = flax.struct.field(default_factory=dict)
     teacher: dict | None = None
-    frozen_teacher: Weights | None = None
+    frozen_teachers: tuple[Weights, ...] = ()
     base: dict | None = None
 
     def kept(self) -> list[str]:
@@ -88,7 +88,7 @@ class TrainState:
             variables,
             step=self.step,
             average=teacher,
-            frozen_teacher=self.frozen_teacher,
+            frozen_teachers=self.frozen_teachers,
             anchor=None if anchor is None else lora.whole(self.base, anchor),
         )
 
@@ -150,8 +150,9 @@ def initializer(
             health=healthy(params),
             variables=variables,
             teacher=teacher,
-            frozen_teacher=_zeros(
-                networks.teacher and registry.abstract_weights(networks.teacher.config)[1]
+            frozen_teachers=tuple(
+                _zeros(registry.abstract_weights(teacher.config)[1])
+                for teacher in networks.teachers
             ),
             base=_zeros(networks.base()),
         )

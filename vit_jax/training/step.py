@@ -2,6 +2,7 @@
 and tests.
 """
 
+import concurrent.futures
 from collections.abc import Callable, Sequence
 
 import jax
@@ -18,7 +19,7 @@ from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved, permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
-from vit_jax.objectives.networks import OWN, Networks, model_part, variables_of
+from vit_jax.objectives.networks import OWN, Networks, model_part
 from vit_jax.optim.options import Optim, is_of_matrices, takes_two_gradients
 from vit_jax.training.state import ANCHOR, TrainState, shardings_of
 from vit_jax.training.upkeep.health import examine, update_is_made
@@ -62,11 +63,11 @@ def make_train_step(
             params=params,
             opt_state=opt_state,
             health=health,
-            frozen_teacher=None,
+            frozen_teachers=(),
             base=None,
             **followers,
         )
-        unchanged = state.replace(health=health, frozen_teacher=None, base=None)
+        unchanged = state.replace(health=health, frozen_teachers=(), base=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
         # Whatever is selected or measured is a device's own shard, before parameters are gathered.
         new = new.replace(params=place.updated(new.params))
@@ -80,7 +81,7 @@ def make_train_step(
             "parameter_norm": optax.tree.norm(params),
         }
         return new.replace(
-            step=state.step + 1, frozen_teacher=state.frozen_teacher, base=state.base
+            step=state.step + 1, frozen_teachers=state.frozen_teachers, base=state.base
         ), metrics
 
     return train_step
@@ -108,7 +109,7 @@ def make_gradient(
         return jnp.where(patterns.along(layers, param), jax.lax.stop_gradient(param), param)
 
     def gradient(state: TrainState, batch: Batch):
-        on_devices = networks.for_devices()
+        on_devices = networks.for_devices().for_batch(batch)
         objective = on_devices.objective
         images, targets, model_key = prepare_inputs(on_devices, state, batch, config)
 
@@ -117,7 +118,8 @@ def make_gradient(
             learner = state.learner(on_devices, params=trained, variables=variables)
             loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
             means = {name: jnp.mean(value) for name, value in metrics.items()}
-            return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
+            variables = on_devices.variables_of(learner, variables)
+            return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables)
 
         def of_batch(params: dict, *rest):
             grads, others = jax.grad(loss_of, has_aux=True)(place.stored(params), *rest)
@@ -206,28 +208,52 @@ class StepPrograms:
             for checked in {False, self._every > 0}
         }
         self._compiled: dict[tuple, Callable] = {}
+        self._coming: dict[tuple, concurrent.futures.Future] = {}
+        self._background = concurrent.futures.ThreadPoolExecutor(1, "compiling-steps")
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether they can be run."""
-        return bool(self._compiled)
+    def is_begun(self) -> bool:
+        """Whether they are being compiled."""
+        return bool(self._coming or self._compiled)
 
-    def compile(self, state: TrainState, batches: Sequence[Batch]) -> None:
-        """Compiles them for batches like these, no two alike, or for their shapes."""
+    def is_compiled(self, batch: Batch) -> bool:
+        """Whether a step can be run on a batch."""
+        return (False, _shapes(batch)) in self._compiled
+
+    def compile(self, state: TrainState, batches: Sequence[Batch], first: Batch) -> None:
+        """Begins to compile the programs in the background, one after the other; see `wait`.
+
+        Args:
+          batches: those of the run, or their shapes, no two alike.
+          first: the batch that is trained on first; programs for it come first, the others in their order.
+        """
+        # The sort keeps their order.
+        batches = sorted(batches, key=lambda batch: _shapes(batch) != _shapes(first))
         with attend.record() as kinds:
             lowered = {
                 (checked, _shapes(batch)): jitted.lower(state, batch)
-                for checked, jitted in self._jitted.items()
                 for batch in batches
+                for checked, jitted in self._jitted.items()
             }
         if kinds:
             logging.info("attention: %s", " and ".join(kinds))
-        self._compiled = {key: program.compile() for key, program in lowered.items()}
+        for key, program in lowered.items():
+            self._coming[key] = self._background.submit(program.compile)
+
+    def wait(self, batch: Batch) -> None:
+        """Waits for the programs for batches like this one."""
+        for checked in self._jitted:
+            key = checked, _shapes(batch)
+            self._compiled[key] = self._coming.pop(key).result()
 
     def __call__(self, step: int, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Runs step `step`."""
         checked = self._every > 0 and step % self._every == 0
         return self._compiled[checked, _shapes(batch)](state, batch)
+
+    def close(self) -> None:
+        """Gives up the programs whose compilation has not begun."""
+        self._background.shutdown(wait=False, cancel_futures=True)
 
 
 def _shapes(batch: Batch) -> tuple:

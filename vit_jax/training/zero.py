@@ -56,8 +56,8 @@ class Placement:
 def placement(networks: Networks, config: Config) -> Placement:
     """That of a run."""
     rules = networks.model_config.tensor_rules
-    if networks.teacher:
-        rules += networks.teacher.config.tensor_rules
+    for teacher in networks.teachers:
+        rules += teacher.config.tensor_rules
     return Placement(
         {"fsdp_min_size": config.mesh.fsdp_min_size, "tensor_rules": rules}, config.optim.freeze
     )

@@ -3,6 +3,7 @@
 Weights of linear layers are (outputs, inputs), of convolutions (outputs, inputs, height, width).
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,6 +52,13 @@ def convolution(ours: str, theirs: str, first_layer: int = 0) -> rules.Rule:
     return rules.Rule(
         f"{ours}/kernel", f"{theirs}.weight", rules.transposed(2, 3, 1, 0), first_layer
     )
+
+
+def flat_patches(config) -> rules.Transform:
+    """From a linear layer's weight (D, P * P * C) to the kernel (P, P, C, D) of a ViT's patches."""
+    shape = (config.patch, config.patch, config.channels)
+    flat = (math.prod(shape), config.width)
+    return rules.chain(rules.transposed(1, 0), rules.reshaped((*shape, config.width), flat))
 
 
 def patches(ours: str, theirs: str) -> list[rules.Rule]:

@@ -1,9 +1,10 @@
-"""The arguments of timm's VisionTransformer and Eva, as options of our ViT."""
+"""The arguments of timm's VisionTransformer, Eva and NaFlexVit, as options of our ViT."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange.conversions import vit_naflex
 
 Options = dict[str, Any]
 
@@ -19,7 +20,8 @@ POOLS = {"token": "token", "avg": "mean", "map": "map"}
 ROPES = {"cat": "axial", "dinov3": "centred", "mixed": "mixed"}
 NORMS = {"LayerNorm": "layer", "layernorm": "layer", "RmsNorm": "rms", "rmsnorm": "rms"}
 VIT, DISTILLED, EVA = "VisionTransformer", "VisionTransformerDistilled", "Eva"
-KINDS = (VIT, DISTILLED, EVA)
+NAFLEX = "NaFlexVit"
+KINDS = (VIT, DISTILLED, EVA, NAFLEX)
 # Options that no tensor shows, and what timm takes by default.
 NOT_IN_TENSORS = {
     "heads": None,
@@ -34,11 +36,13 @@ NOT_IN_TENSORS = {
     "rope_grid": (),
     "rope_offset": 0.0,
     "rope_columns_first": False,
+    "native_resize": "bilinear",
+    "native_aspect": False,
 }
 
 
 def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
-    """The options of timm's VisionTransformer or Eva with these arguments. `rope_columns_first` says
+    """The options of timm's VisionTransformer, Eva or NaFlexVit with these arguments. `rope_columns_first` says
     that columns turn the first channels.
 
     Raises:
@@ -52,11 +56,11 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         value = metadata.get(name)
         return default if value is None else value
 
-    eva = kind == EVA
+    eva, naflex = kind == EVA, kind == NAFLEX
     width, depth = take("embed_dim", 768), take("depth", 12)
     heads = take("num_heads", 12)
-    pool = take("global_pool", "avg" if eva else "token")
-    class_token = take("class_token", True)
+    pool = take("global_pool", "avg" if eva else "map" if naflex else "token")
+    class_token = take("class_token", not naflex)
     registers = take("num_reg_tokens" if eva else "reg_tokens", 0)
     norm = take("norm_layer", "LayerNorm")
     activation = take("act_layer", "gelu")
@@ -87,7 +91,13 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         "qkv_bias": take("qkv_bias", True),
         "projection_bias": take("proj_bias", True),
     }
-    options |= (_eva if eva else _vit)(take, options, metadata)
+    if naflex:
+        options |= vit_naflex.options_from_arguments(take, options) | _no_rope()
+    else:
+        options |= (_eva if eva else _vit)(take, options, metadata)
+        options |= {name: NOT_IN_TENSORS[name] for name in ("native_resize", "native_aspect")}
+    if options.get("map_mlp_dim") == options["mlp_dim"]:
+        options["map_mlp_dim"] = 0
     unknown = {n: v for n, v in metadata.items() if n not in used | _HARMLESS and v is not None}
     if unknown:
         listed = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
@@ -190,8 +200,6 @@ def _eva(take, options: Options, metadata: Mapping[str, Any]) -> Options:
         "position_of_class": own,
         "position_of_registers": bool(table and own and options["registers"]),
     }
-    if options["map_mlp_dim"] == options.get("mlp_dim"):
-        options["map_mlp_dim"] = 0
     return options | (_rope(take) if rope else _no_rope(take))
 
 

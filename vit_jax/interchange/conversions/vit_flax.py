@@ -210,10 +210,11 @@ def with_learned_position(
     """
     if config.position in ("learned", "fixed2d"):
         return dataclasses.replace(config, position="learned"), params
-    if config.position == "learned2d":
+    if config.position in ("learned2d", "factorized"):
         tables = {name: np.asarray(x) for name, x in params["position"].items()}
+        table = positions.joined(**tables, summed=config.position == "factorized")
         config = dataclasses.replace(config, position="learned")
-        return config, params | {"position": positions.joined(**tables)}
+        return config, params | {"position": table}
     rows = config.grid[0] * config.grid[1]
     table = np.zeros((1, rows, config.width), np.float32)
     if config.position == "sincos2d":

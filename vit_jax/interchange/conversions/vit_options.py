@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange.conversions import vit_naflex
 from vit_jax.interchange.conversions.contract import Open, Shapes, count_layers
 from vit_jax.interchange.conversions.vit_arguments import (
     ACTIVATIONS,
     EVA,
     KINDS,
+    NAFLEX,
     NOT_IN_TENSORS,
     POOLS,
     VIT,
@@ -78,6 +80,8 @@ def from_tensors(shapes: Shapes) -> Options:
         "last_norm": "pooled" if pooled else "tokens" if tokens else "none",
         "position": "learned" if "pos_embed" in shapes else "none",
     }
+    if "pos_embed_x" in shapes:
+        options |= {"position": "factorized"}
     if "attn_pool.latent" in shapes:
         hidden = shapes["attn_pool.mlp.fc1.bias"][0]
         options |= {"pool": "map", "map_mlp_dim": 0 if hidden == down else hidden}
@@ -89,7 +93,9 @@ def from_tensors(shapes: Shapes) -> Options:
 
 
 def _class_of(shapes: Shapes) -> str:
-    """timm's class that alone has such names; '' where both have them."""
+    """timm's class that alone has such names; '' where several have them."""
+    if vit_naflex.is_naflex(shapes):
+        return NAFLEX
     if any(f"blocks.0.{n}" in shapes for n in ("gamma_1", "attn.q_bias", "attn.q_proj.weight")):
         return EVA
     return VIT if "blocks.0.ls1.gamma" in shapes else ""
@@ -102,7 +108,7 @@ def settled(
 
     Args:
       tensor_options: what the tensors tell.
-      shapes: of the tensors.
+      shapes: of the tensors as the file has them.
       metadata: see `TimmConversion`.
 
     Raises:
@@ -111,7 +117,8 @@ def settled(
     own = {name: metadata[name] for name in NOT_IN_TENSORS if name in metadata}
     options, left, compared = _from_metadata(tensor_options, shapes, metadata)
     options |= own
-    assumed = (n for n in compared if n not in own and _matters(n, tensor_options | options))
+    every = tensor_options | options | {"naflex": vit_naflex.is_naflex(shapes)}
+    assumed = (n for n in compared if n not in own and _matters(n, every))
     return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
 
 
@@ -119,6 +126,8 @@ def _matters(name: str, options: Options) -> bool:
     """Whether an option changes a result."""
     if name.startswith("rope_"):
         return options["rope"] != "none"
+    if name.startswith("native_"):
+        return options["naflex"]
     needed = {"map_heads": ("map",), "pool_prefix": ("map", "mean")}
     return name not in needed or options["pool"] in needed[name]
 
@@ -164,6 +173,8 @@ def _stated(arguments: Mapping[str, Any]) -> bool:
 
 
 def _kind(arguments: Mapping[str, Any]) -> str:
+    if any(name.startswith("pos_embed_") for name in arguments):
+        return NAFLEX
     of_eva = any(name.startswith(("use_", "rope_", "swiglu", "num_reg")) for name in arguments)
     return EVA if of_eva else VIT
 
@@ -200,6 +211,7 @@ def _by_comparison(
     has_class = "cls_token" in shapes
     from_file |= {"class": has_class, "map": tensor_options.get("pool") == "map"}
     from_file |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
+    from_file |= {"naflex": of_class == NAFLEX}
     alike = _published_with(from_file)
     if not alike:
         alike = _published_with({n: v for n, v in from_file.items() if n not in _SIZES})
@@ -289,6 +301,7 @@ def _known() -> list[tuple[str, Options]]:
             continue
         has_class = options["pool"] == "token" or options["keep_class_token"]
         from_file = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
+        from_file |= {"naflex": known.kind == NAFLEX}
         all_options.append((name, options | from_file))
     return all_options
 

@@ -1,6 +1,6 @@
-"""ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …) and its Eva (also DINOv3,
-Perception Encoders, …). What their arguments say is in `vit_arguments`, what tensors and names in
-`vit_options`; here is which tensor is which parameter.
+"""ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …), its Eva (also DINOv3,
+Perception Encoders, …) and its NaFlexVit (`vit_naflex`). What their arguments say is in `vit_arguments`, what tensors
+and names in `vit_options`; here is which tensor is which parameter.
 """
 
 import math
@@ -9,7 +9,13 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import contract, pytorch, vit_arguments, vit_options
+from vit_jax.interchange.conversions import (
+    contract,
+    pytorch,
+    vit_arguments,
+    vit_naflex,
+    vit_options,
+)
 from vit_jax.interchange.conversions.rules import SAME, Rule, reordered
 from vit_jax.interchange.conversions.vit_flax import with_learned_position, without_class_row
 from vit_jax.models import published
@@ -34,7 +40,7 @@ _BASES = {
 
 
 class Timm(contract.TimmConversion):
-    """VisionTransformer and Eva."""
+    """VisionTransformer, Eva and NaFlexVit."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
     # The names of DINOv2's and DINOv3's own code, which splits the blocks into chunks while training.
@@ -45,6 +51,7 @@ class Timm(contract.TimmConversion):
         (r"^(blocks\.\d+\.mlp)\.w1\.", r"\1.fc1_g."),
         (r"^(blocks\.\d+\.mlp)\.w2\.", r"\1.fc1_x."),
         (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
+        *vit_naflex.RENAMED,
     )
 
     def recognise(
@@ -79,14 +86,14 @@ class Timm(contract.TimmConversion):
         gamma = layout.get("layer_scale") == "gamma"
         scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
         pool = "attn_pool"
+        own = [pytorch.convolution("embedding", "patch_embed.proj"), Rule("position", "pos_embed")]
         return [
-            pytorch.convolution("embedding", "patch_embed.proj"),
+            *(vit_naflex.rules(config) if layout.get("naflex") else own),
             Rule("embedding/bias", "patch_embed.proj.bias"),
             *pytorch.norm("patch_norm", "patch_embed.norm"),
             Rule("class_token", "cls_token"),
             Rule("distillation_token", "dist_token"),
             Rule("registers", "reg_token"),
-            Rule("position", "pos_embed"),
             Rule("rope", "rope.freqs"),
             *pytorch.norm("pre_norm", "norm_pre"),
             *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
@@ -128,11 +135,13 @@ class Timm(contract.TimmConversion):
 
     def layout(self, config: PublishedViTConfig) -> dict[str, Any]:
         """Names that differ: `layer_scale` is 'gamma' in Eva; `mlp` with a gate is 'packed' in one layer or in
-        'separate' ones; `qkv` may be 'separate' too; `rope_columns_first`, see `rotary_channels`.
+        'separate' ones; `qkv` may be 'separate' too; `rope_columns_first`, see `rotary_channels`; `naflex` is true of
+        NaFlexVit.
         """
         eva = _is_eva(config)
         packed = eva and not config.mlp_inner_norm
-        return {
+        naflex = vit_naflex.layout() if vit_naflex.is_naflex_model(config) else {}
+        return naflex | {
             "layer_scale": "gamma" if eva else "ls",
             "qkv": "fused",
             "mlp": ("packed" if packed else "separate") if config.gated_mlp else "",
@@ -140,6 +149,9 @@ class Timm(contract.TimmConversion):
         }
 
     def refusal(self, config: PublishedViTConfig) -> str:
+        naflex = vit_naflex.is_naflex_model(config)
+        if naflex and (reason := vit_naflex.refusal(config)):
+            return reason
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
         if config.epsilon not in (1e-6, 1e-5):
@@ -170,7 +182,11 @@ class Timm(contract.TimmConversion):
         """
         if config.position == "none" and _is_eva(config):
             return config, params
-        config, params = with_learned_position(config, params)
+        naflex = vit_naflex.is_naflex_model(config)
+        if config.position != "factorized":
+            config, params = with_learned_position(config, params)
+        if naflex:
+            return without_class_row(config, params)
         if config.registers and not config.position_of_registers:
             return without_class_row(config, params)
         return config, params
@@ -193,6 +209,10 @@ def architecture(
 ) -> tuple[str, dict[str, Any]]:
     """`TimmConversion.architecture` for such arguments."""
     metadata = metadata | {"patch_size": config.patch}
+    if layout.get("naflex"):
+        own = {"img_size", "no_embed_class", "scale_attn_norm"}
+        metadata = {name: value for name, value in metadata.items() if name not in own}
+        return "naflexvit_base_patch16_gap", metadata | vit_naflex.arguments(config)
     if config.distilled:
         return "deit_base_distilled_patch16_224", metadata
     kind = (config.norm, config.epsilon, config.norm_after)
@@ -296,14 +316,19 @@ def recognise(
 ) -> contract.DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
-    known_options = vit_options.from_tensors(shapes)
+    naflex = vit_naflex.is_naflex(shapes)
+    plain, grid = vit_naflex.as_vit(shapes) if naflex else (shapes, None)
+    known_options = vit_options.from_tensors(plain)
     settled, left, assumed = vit_options.settled(known_options, shapes, metadata)
     columns_first = settled.pop("rope_columns_first", False)
     options = known_options | settled | {"keep_class_token": has_class}
     pixels, placed = known_options["patch"] * stride, has_class + known_options["distilled"]
     known = published.preprocessing(metadata.get("architecture", ""), metadata.get("tag", ""))
     metadata = ({"image_size": known.image_size} if known else {}) | dict(metadata)
-    if "pos_embed" in shapes:
+    if grid:
+        options |= image_options(grid, pixels, metadata)
+        options |= {"position_of_class": False, "position_of_registers": False}
+    elif "pos_embed" in shapes:
         prefixes = dict.fromkeys((placed + known_options["registers"], placed, 0))
         grid, prefix = contract.patch_grid(shapes["pos_embed"][1], prefixes, pixels, metadata)
         options |= {
@@ -326,7 +351,7 @@ def recognise(
         "qkv": "separate" if f"{attention}.q_proj.weight" in shapes else "fused",
         "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
         "rope_columns_first": columns_first,
-    }
+    } | ({"naflex": True} if naflex else {})
     return contract.DetectedModel(options, layout, left, assumed=assumed)
 
 

@@ -14,14 +14,7 @@ import numpy as np
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import pytorch, vit_config_json
 from vit_jax.interchange.conversions.contract import DetectedModel, Shapes
-from vit_jax.interchange.conversions.rules import (
-    Constant,
-    Rule,
-    Transform,
-    chain,
-    reshaped,
-    transposed,
-)
+from vit_jax.interchange.conversions.rules import Constant, Rule, reshaped
 from vit_jax.interchange.conversions.skips import Skip
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
@@ -258,7 +251,7 @@ def _rules_clip(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
     patches = f"{at}embeddings.patch_embedding"
     kernel = pytorch.convolution("embedding", patches)
     if kind == "siglip2":
-        kernel = Rule("embedding/kernel", f"{patches}.weight", _of_patches(config))
+        kernel = Rule("embedding/kernel", f"{patches}.weight", pytorch.flat_patches(config))
     return [
         Rule("class_token", f"{at}embeddings.class_embedding", reshaped((1, 1, width), (width,))),
         Rule(
@@ -322,10 +315,3 @@ def _blocks(
         *pytorch.linear(f"{ours}/mlp/down", down),
         Rule(f"{ours}/mlp_scale/scale", f"{theirs}.layer_scale2.lambda1"),
     ]
-
-
-def _of_patches(config: PublishedViTConfig) -> Transform:
-    """From a linear layer's weight (D, P·P·C) to the kernel (P, P, C, D)."""
-    shape = (config.patch, config.patch, config.channels)
-    flat = (math.prod(shape), config.width)
-    return chain(transposed(1, 0), reshaped((*shape, config.width), flat))

@@ -44,6 +44,7 @@ class DeiTNetwork(PublishedViTConfig):
 
     padding: int = 0
     link: reuse.Link | None = None
+    fixed_size_reason = "its networks take over what others make of the same grid"
 
     @property
     def windows(self) -> Windows:

@@ -38,6 +38,9 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
     convolutional: ClassVar[bool] = True
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/backbone/root/conv/kernel",)
     crop_to_patches: ClassVar[bool] = False
+    native_resize: ClassVar[str] = "bilinear"
+    native_aspect: ClassVar[bool] = False
+    fixed_size_reason = "its patches are those of a ResNet's map of the whole image"
 
     epsilons: str = option(
         "official",

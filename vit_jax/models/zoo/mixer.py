@@ -43,6 +43,8 @@ SMOKE = ("digits.py:mixer", 98.6, 166)
 class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.ClassifierConfig):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
+    fixed_size_reason = "its MLPs over tokens have a weight for each token of one grid"
+
     token_mlp_dim: int = option(
         384,
         "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller",

@@ -64,6 +64,9 @@ class T2TViTConfig(PublishedViTConfig):
     patch: ClassVar[None] = None
     patch_bias: ClassVar[bool] = True
     crop_to_patches: ClassVar[bool] = False
+    native_resize: ClassVar[str] = "bilinear"
+    native_aspect: ClassVar[bool] = False
+    fixed_size_reason = "its patches overlap, and layers across all of them make tokens"
 
     first_split: tuple = option(
         FIRST_SPLIT,

@@ -11,8 +11,8 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.dropout import draw_key, dropout, split
-from vit_jax.models import classifier, positions, rotary
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models import classifier, pooling, positions, rotary
+from vit_jax.models.contract import ModelOutput, PatchBatch
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.models.layers import draw_as_deit
 from vit_jax.models.vit import VisionTransformer
@@ -121,25 +121,30 @@ class PublishedViT(VisionTransformer):
             self.pool_norm = self.make_norm(config, rngs)(config.pooled_width)
         return pool
 
-    def patches(self, images: jax.Array, *, deterministic=True, rngs=None) -> jax.Array:
+    def patches(self, images, *, deterministic=True, rngs=None) -> jax.Array:
         x = super().patches(images, deterministic=deterministic, rngs=rngs)
         return self.patch_norm(x) if self.config.patch_norm else x
 
-    def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
+    def place(
+        self,
+        patches: jax.Array,
+        visible: jax.Array | None = None,
+        native: PatchBatch | None = None,
+    ) -> jax.Array:
         in_layers = self.config.position_place in ("layers", "shared") or self.config.rope != "none"
         if visible is not None and in_layers:
             raise ConfigError(
                 "positions in every layer need all patches: set model.position_at=stem, and "
                 "no model.position=relative or model.rope"
             )
-        return super().place(patches, visible)
+        return super().place(patches, visible, native)
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         at_stem = self.config.position_place == "stem"
         return positions.table(self.position, self.config, dtype) if at_stem else None
 
     def encode(
-        self, x, *, deterministic=True, rngs=None, capture=False, joining=None
+        self, x, *, deterministic=True, rngs=None, capture=False, joining=None, native=None
     ) -> tuple[jax.Array, dict]:
         """Runs the blocks on placed tokens (B, N, D): tokens before the last norm, and what was captured. Registers
         stay where they are pooled too.
@@ -153,19 +158,22 @@ class PublishedViT(VisionTransformer):
             position = positions.of_layer(self.position, config, x.dtype)
         x = self.pre_norm(x) if config.pre_norm else x
         moves = config.rope_shift, config.rope_jitter, config.rope_rescale
-        angles = rotary.angles(self.rope, config, draw_key(rngs, deterministic, *moves))
-        joined = {} if joining is None else {"joining": joining}  # which few encoders take
-        x, captured = self.encoder(x, key, capture, position, angles, **joined)
+        angles = rotary.angles(self.rope, config, draw_key(rngs, deterministic, *moves), native)
+        more = {} if joining is None else {"joining": joining}  # which few encoders take
+        more |= {} if native is None else {"lengths": native.lengths(x.shape[1])}
+        x, captured = self.encoder(x, key, capture, position, angles, **more)
         if config.registers and not config.pool_prefix and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 
-    def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:
+    def read(
+        self, tokens: jax.Array, captured: dict[str, jax.Array], native: PatchBatch | None = None
+    ) -> ModelOutput:
         config = self.config
         if config.two_heads:
-            return super().read(tokens, captured)
+            return super().read(tokens, captured, native)
         skipped = 0 if config.reads_class_token or config.pool_prefix else config.placed_tokens
-        features = self.pool(tokens[:, skipped:] if skipped else tokens)
+        features = pooling.pooled(self.pool, tokens[:, skipped:] if skipped else tokens, native)
         if config.last_norm == "pooled":
             features = self.pool_norm(features)
         if config.representation:

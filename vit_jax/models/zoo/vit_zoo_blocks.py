@@ -149,6 +149,7 @@ class PublishedBlock(nnx.Module):
         position: jax.Array | None = None,
         angles: rope.Angles | None = None,
         added: attend.Bias | None = None,
+        lengths: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Tokens (B, N, D) -> the same, and the attention weights (B, H, N, N).
 
@@ -156,12 +157,14 @@ class PublishedBlock(nnx.Module):
           position: that all layers share, from `positions.of_layer`.
           angles: see `PublishedAttention.project`.
           added: to the logits of attention, in place of what positions add.
+          lengths: see `Attention`.
         """
         keys = split(key, 4)
         x, bias = self.place(x, position)
         bias = bias if added is None else added
-        rotation = {} if angles is None else {"angles": angles}
-        attention = functools.partial(self.attention, bias=bias, **rotation)
+        more = {} if angles is None else {"angles": angles}  # which few attentions take
+        more |= {} if lengths is None else {"lengths": lengths}
+        attention = functools.partial(self.attention, bias=bias, **more)
         return self.forward(x, attention, drop_path_rate, keys)
 
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
@@ -239,6 +242,7 @@ class PublishedEncoder(nnx.Module):
         position: jax.Array | None = None,
         angles: jax.Array | None = None,
         joining: stack.Joining | None = None,
+        lengths: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Runs the blocks.
 
@@ -249,19 +253,20 @@ class PublishedEncoder(nnx.Module):
           position: that all layers share, from `positions.of_layer`.
           angles: from `rotary.angles`.
           joining: tokens that join before the last blocks; then nothing is captured.
+          lengths: (B,), how many leading tokens of each image count; `None`: all.
 
         Returns:
           tokens (B, N, D) after the last norm, if there is one, and what was captured.
         """
         config = self.config
 
-        rotations, of_layer = rotary.rotations(angles)
+        rotations, of_layer = rotary.rotations(angles, by_layer=config.rope == "mixed")
         constant = config.drop_path_by == "constant"
         drawn = by_depth(config.drop_path, config.depth, key, constant=constant)
 
         def step(block, x, rate, key, own, bias=None):
             turned = rotary.with_joined(rotations if own is None else own, x.shape[1])
-            x, weights = block(x, rate, key, position, turned, bias)
+            x, weights = block(x, rate, key, position, turned, bias, lengths)
             return x, contract.captured(capture, attention=weights, blocks=x)
 
         loop = dict(remat=choices.remat(config), unroll=config.unroll, joining=joining)

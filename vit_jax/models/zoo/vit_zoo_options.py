@@ -70,7 +70,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     position: str = option(
         "learned",
-        "position embeddings; learned: 1-D; learned2d: columns and rows; relative: in attention's logits",
+        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative: in attention's logits",
         choices=positions.KINDS,
         role="structure",
     )
@@ -86,6 +86,17 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     position_of_registers: bool = _structure(
         False, "registers have learned positions too (timm's reg_tokens)"
+    )
+    native_resize: str = _convention(
+        "bilinear",
+        "how learned positions become those of an image of a size of its own; bilinear and bicubic with "
+        "antialiasing, linear without",
+        choices=positions.RESIZES,
+    )
+    native_aspect: bool = _convention(
+        False,
+        "images of sizes of their own have positions of the square of their longer side, from its first row and column "
+        "on (timm's par)",
     )
     rope: str = _structure(
         "none",
@@ -219,6 +230,12 @@ class PublishedViTConfig(VisionTransformerConfig):
         if self.crop_to_patches:
             return tuple(side // self.patch for side in self.height_width)
         return super().grid
+
+    @property
+    def fixed_size_reason(self) -> str:
+        if self.position_place in ("", "stem"):
+            return ""
+        return f"its layers have {self.position} positions of one grid (model.position_at={self.position_at})"
 
     @property
     def knows_places(self) -> bool:

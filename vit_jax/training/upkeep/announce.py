@@ -131,6 +131,7 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
         ", ".join([data_line, *dict.fromkeys(judged)]),
         f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
+        *_sizes(assembly),
         *_adapted(assembly, count),
         *matrices,
         *(
@@ -139,6 +140,15 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
             else []
         ),
     ]
+
+
+def _sizes(assembly: Assembly) -> list[str]:
+    """The schedule of image sizes, if there is one."""
+    if not assembly.config.data.size_schedule:
+        return []
+    from vit_jax.training import phases
+
+    return [phases.describe(assembly)]
 
 
 def _adapted(assembly: Assembly, count: int) -> list[str]:

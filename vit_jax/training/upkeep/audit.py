@@ -27,7 +27,7 @@ from vit_jax.training.upkeep.copies import Copies, Findings, Marks, hosts
 
 _NAMED = 5  # arrays in a message
 # What no step changes: a fixed teacher and the parameters below adapters.
-_CONSTANT = ("frozen_teacher", "base")
+_CONSTANT = ("frozen_teachers", "base")
 
 
 class WrongState(UserError):

@@ -137,7 +137,7 @@ class DeviceChecks:
             duration=f"{self._assembly.total_steps} steps",
         )
         made = assembly_for(alone, self._source)
-        alone_networks = dataclasses.replace(made.networks, teacher=networks.teacher)
+        alone_networks = dataclasses.replace(made.networks, teachers=networks.teachers)
         gradient_of = make_gradient(alone_networks, self._assembly.learning_rate, alone)
         wait = config.hosts.wait_minutes
         return Replay(gradient_of, self._like, self._mesh, self.events, wait)

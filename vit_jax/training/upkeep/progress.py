@@ -67,7 +67,6 @@ class Meter:
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         self._host_waited = [clock.waited] * 2  # before the last step, and since
         self._warned_of_objective = False
-        self._step_flops = assembly.step_flops
         peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
         self._shown, self._left, self._shown_at = (), 0.0, time.monotonic()
@@ -107,7 +106,7 @@ class Meter:
             "step_seconds": elapsed / steps,
             "input_wait": spent["input"] / elapsed,
             "read_wait": self.read_wait(),
-            "model_flops_per_second": speed * self._step_flops,
+            "model_flops_per_second": self._assembly.flops(self._logged_at, step) / elapsed,
             "examples": step * config.batch_size,
             "epochs": step * config.batch_size / self._examples,
             "core_hours": self._clock.training_seconds * jax.device_count() / 3600,
