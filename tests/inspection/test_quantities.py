@@ -1,5 +1,7 @@
 """Every quantity against NumPy in float64, hand-made answers, or networkx."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -153,6 +155,19 @@ def test_similarity_of_positions_is_a_cosine_also_of_distances():
     assert found.shape == (3, 5) and found[1, 2] == pytest.approx(1)
     a, b = relative[5], relative[5 + 3 - 2]  # one down, two to the left
     np.testing.assert_allclose(found[2, 0], a @ b / np.sqrt(a @ a * (b @ b)))
+
+
+@pytest.mark.parametrize("kind", ["learned2d", "factorized"])
+def test_positions_of_columns_and_rows_are_shown_as_the_table_they_make(kind):
+    config = registry.model_config("ViT-mu/16", image_size=(32, 48), position=kind)
+    width = config.width // (2 if kind == "learned2d" else 1)
+    x, y = (np.random.default_rng(n).standard_normal((1, n, width)) for n in (3, 2))
+    weights = ({"position": {"x": x, "y": y, "tokens": np.zeros((1, 1, config.width))}},)
+    ((_, what, table, grid),) = positions.tables(SimpleNamespace(weights=weights, config=config))
+    assert (what, grid, table.shape) == ("rows", (2, 3), (6, config.width))
+    column, row = x[0, 1], y[0, 1]  # of the fifth patch
+    wanted = np.concatenate([column, row]) if kind == "learned2d" else column + row
+    np.testing.assert_allclose(table[4], wanted)
 
 
 def test_effective_rank_outliers_and_silent_channels():

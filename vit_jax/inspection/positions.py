@@ -49,7 +49,8 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
         grid = getattr(network, "position_grid", None) or network.grid
         if words[-1] == "x":
             stem = name.removesuffix("/x")
-            array = _joined(array, named[f"{stem}/y"])
+            summed = getattr(network, "position", "") == "factorized"
+            array = _joined(array, named[f"{stem}/y"], summed)
             words = words[:-1]
         layers = array if patterns.is_stacked(name) else array[None]
         for number in spread(len(layers), _MOST_TABLES):
@@ -122,10 +123,10 @@ def _network(config: ClassifierConfig, words: list[str]) -> ClassifierConfig:
     return config
 
 
-def _joined(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _joined(x: np.ndarray, y: np.ndarray, summed: bool) -> np.ndarray:
     if x.ndim == 3:
-        return joined(x, y)
-    return np.stack([joined(of_x, of_y) for of_x, of_y in zip(x, y, strict=True)])
+        return joined(x, y, summed=summed)
+    return np.stack([joined(*axes, summed=summed) for axes in zip(x, y, strict=True)])
 
 
 def _thinned(count: int) -> range:

@@ -173,9 +173,9 @@ class VisionTransformer(classifier.Classifier):
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
         first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
-        lengths = None if native is None else native.lengths(x.shape[1])
+        sized = {} if native is None else {"lengths": native.lengths(x.shape[1])}
         x = dropout(x, config.dropout, first_key)
-        x, captured = self.encoder(x, key, capture, joining, lengths)
+        x, captured = self.encoder(x, key, capture, joining, **sized)
         if config.registers and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
@@ -211,9 +211,10 @@ class Encoder(nnx.Module):
         """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`. Of
         each image `lengths` (B,) tokens count, or all.
         """
+        sized = {} if lengths is None else {"lengths": lengths}  # which few blocks take
 
         def step(block, x, rate, key, bias=None):
-            x, weights = block(x, rate, key, bias, lengths)
+            x, weights = block(x, rate, key, bias, **sized)
             return x, contract.captured(capture, attention=weights, blocks=x)
 
         loop = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
@@ -237,8 +238,8 @@ class Block(nnx.Module):
         self, x, drop_path_rate, key, bias=None, lengths=None
     ) -> tuple[jax.Array, jax.Array]:
         """(B, N, D) -> the same, and the attention weights (B, H, N, N); `bias` and `lengths` as in `Attention`."""
-        keys, added = split(key, 4), dict(bias=bias, lengths=lengths)
-        y, weights = self.attention(self.attention_norm(x), key=keys[0], **added)
+        keys, sized = split(key, 4), {} if lengths is None else {"lengths": lengths}
+        y, weights = self.attention(self.attention_norm(x), key=keys[0], bias=bias, **sized)
         x = x + drop_path(y, drop_path_rate, keys[1])
         y = self.mlp(self.mlp_norm(x), key=keys[2])
         return x + drop_path(y, drop_path_rate, keys[3]), weights

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 from etils import epath
 from PIL import Image
 
@@ -109,7 +110,11 @@ def native_size(run: TrainedModel, data: Data, tokens: int) -> tuple[int, int]:
         raise ConfigError(
             f"native_tokens needs config.data.permute='none', which is {data.permute!r} in this run"
         )
-    return run.model_config.patch, tokens
+    patch = run.model_config.patch
+    logging.info(
+        "in place of that, each image is seen whole, at the size of up to %d patches of %d pixels", tokens, patch
+    )  # fmt: skip
+    return patch, tokens
 
 
 ImageFile = (

@@ -39,6 +39,7 @@ NOT_IN_TENSORS = {
     "native_resize": "bilinear",
     "native_aspect": False,
 }
+OF_NAFLEX = ("native_resize", "native_aspect")  # those of them that only NaFlexVit has
 
 
 def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
@@ -95,7 +96,7 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         options |= vit_naflex.options_from_arguments(take, options) | _no_rope()
     else:
         options |= (_eva if eva else _vit)(take, options, metadata)
-        options |= {name: NOT_IN_TENSORS[name] for name in ("native_resize", "native_aspect")}
+        options |= {name: NOT_IN_TENSORS[name] for name in OF_NAFLEX}
     if options.get("map_mlp_dim") == options["mlp_dim"]:
         options["map_mlp_dim"] = 0
     unknown = {n: v for n, v in metadata.items() if n not in used | _HARMLESS and v is not None}

@@ -18,6 +18,7 @@ from vit_jax.interchange.conversions.vit_arguments import (
     KINDS,
     NAFLEX,
     NOT_IN_TENSORS,
+    OF_NAFLEX,
     POOLS,
     VIT,
     Options,
@@ -117,8 +118,10 @@ def settled(
     own = {name: metadata[name] for name in NOT_IN_TENSORS if name in metadata}
     options, left, compared = _from_metadata(tensor_options, shapes, metadata)
     options |= own
-    every = tensor_options | options | {"naflex": vit_naflex.is_naflex(shapes)}
-    assumed = (n for n in compared if n not in own and _matters(n, every))
+    if not vit_naflex.is_naflex(shapes):
+        options = {n: value for n, value in options.items() if n not in OF_NAFLEX}
+    every = tensor_options | options
+    assumed = (n for n in compared if n not in own and n in options and _matters(n, every))
     return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
 
 
@@ -126,8 +129,6 @@ def _matters(name: str, options: Options) -> bool:
     """Whether an option changes a result."""
     if name.startswith("rope_"):
         return options["rope"] != "none"
-    if name.startswith("native_"):
-        return options["naflex"]
     needed = {"map_heads": ("map",), "pool_prefix": ("map", "mean")}
     return name not in needed or options["pool"] in needed[name]
 

@@ -261,12 +261,13 @@ class PublishedEncoder(nnx.Module):
         config = self.config
 
         rotations, of_layer = rotary.rotations(angles, by_layer=config.rope == "mixed")
+        sized = {} if lengths is None else {"lengths": lengths}  # which few blocks take
         constant = config.drop_path_by == "constant"
         drawn = by_depth(config.drop_path, config.depth, key, constant=constant)
 
         def step(block, x, rate, key, own, bias=None):
             turned = rotary.with_joined(rotations if own is None else own, x.shape[1])
-            x, weights = block(x, rate, key, position, turned, bias, lengths)
+            x, weights = block(x, rate, key, position, turned, bias, **sized)
             return x, contract.captured(capture, attention=weights, blocks=x)
 
         loop = dict(remat=choices.remat(config), unroll=config.unroll, joining=joining)
