@@ -119,15 +119,32 @@ def _assigned(node: ast.Assign) -> set[str]:
 
 
 def _identifiers(tree: ast.AST) -> set[str]:
-    """The names that a piece of code uses, those of fixtures among them."""
+    """The names that a piece of code uses; those of a test's arguments, and texts beside `usefixtures`, may be
+    fixtures'."""
     names = set()
     for node in ast.walk(tree):
         names |= {getattr(node, field, None) for field in ("id", "arg", "attr")}
         if isinstance(node, ast.alias):
             names.add(node.name)
+        elif isinstance(node, ast.FunctionDef) and (
+            node.name.startswith("test") or _is_fixture(node)
+        ):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            names |= {_fixture(argument.arg) for argument in arguments}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.add(node.value)  # of usefixtures
+            names.add(node.value)
+    if names & {"usefixtures", "getfixturevalue"}:
+        names |= set(map(_fixture, _strings(tree)))
     return names - {None}
+
+
+def _fixture(name: str) -> str:
+    """A fixture's name, apart from those of variables: many are called `file` or `trained`."""
+    return f"fixture {name}"
+
+
+def _is_fixture(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    return any(re.match(r"(pytest\.)?fixture\b", ast.unparse(text)) for text in node.decorator_list)
 
 
 class Piece(NamedTuple):
@@ -235,7 +252,11 @@ class Reach:
             parts = {node: {alias.name for alias in node.names} for node in imports}
         elif module.startswith("tests"):
             definitions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-            parts = {n: {n.name} for n in definitions if "autouse" not in ast.unparse(n)}
+            parts = {
+                n: {_fixture(n.name) if _is_fixture(n) else n.name}
+                for n in definitions
+                if "autouse" not in ast.unparse(n)
+            }
             constants = [n for n in tree.body if isinstance(n, ast.Assign)]
             parts |= {n: names for n in constants if (names := _assigned(n))}
         else:

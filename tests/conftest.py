@@ -26,6 +26,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     PROGRAMS = tempfile.TemporaryDirectory(prefix="vit_jax_", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
+# Nor does each of them parse every file again, as it would in images that keep Python from writing bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Tracing makes many objects that live: to look through them after each 700 took 4.3 of 58 s, now 1.2.
 gc.set_threshold(20_000, 20, 50)
 

@@ -25,6 +25,7 @@ FILES = {
     "tests/test_says_it.py": '"""A mixer."""\nassert error == "the run of a mixer is not as long as it was"',
     "tests/test_names_a_size.py": 'make("ViT-B/16")',
     "tests/test_uses_a_fixture.py": "def test_it(trained): pass",
+    "tests/test_has_a_variable_of_its_name.py": "trained = 1\nassert trained",
     "tests/test_uses_a_helper.py": "from tests.helpers import vit\nvit()",
     "tests/test_trains.py": "import vit_jax\nvit_jax.train()",
     "tests/test_names_a_recipe.py": 'load_config("configs/more_tokens.py")',

@@ -18,7 +18,11 @@ import pytest
 from tests.conftest import QUICK
 from vit_jax.recipes.user_files import load_config
 
+# Mixing and audits, which a third of such a run's time would go to, are those of `HOSTS`, of `trained` in
+# `test_train.py`, and of their own tests.
 TINY = {
+    "augment.mixup": 0.0,
+    "audit.every": 0,
     "model.name": "ViT-mu/8",
     "model.width": 32,
     "model.depth": 2,
@@ -33,6 +37,8 @@ TINY = {
 }
 
 HOSTS = TINY | {
+    "augment.mixup": 0.2,
+    "audit.every": 100,
     "model.depth": 1,
     "log.every": "1 steps",
     "data.threads": 1,

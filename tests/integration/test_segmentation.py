@@ -66,13 +66,37 @@ def test_a_folder_of_masks_becomes_a_model_that_writes_masks(command, scenes, tm
     assert np.array_equal(loaded.labels, np.asarray(mask)) and loaded.overlay().width > 30
 
 
+@pytest.fixture(scope="module")
+def runs():
+    """(workdir, metrics) of finished runs, by recipe."""
+    return {}
+
+
+@pytest.fixture
+def trained(command, runs, scenes, things, tmp_path_factory):
+    """`trained(recipe)`: the workdir and the metrics of a run, which the first test that asks makes."""
+
+    def train(recipe):
+        if recipe not in runs:
+            data, small = (things, SMALL_QUERIES) if recipe == "panoptic" else (scenes, ())
+            workdir = tmp_path_factory.mktemp(recipe)
+            config = f"--config=configs/segmentation.py:{recipe}", f"--config.data.path={data}"
+            arguments = (*config, *TINY, *small, f"--workdir={workdir}", "--json")
+            code, printed, err = command("train", *arguments)
+            assert code == 0, err
+            runs[recipe] = workdir, json.loads(printed.splitlines()[-1])
+        return runs[recipe]
+
+    return train
+
+
 @pytest.mark.parametrize("to", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("recipe", ["multilevel", "panoptic"])
-def test_an_exported_model_gives_scores_of_pixels(command, scenes, things, tmp_path, to, recipe):
-    data, small = (things, SMALL_QUERIES) if recipe == "panoptic" else (scenes, ())
-    run, out = tmp_path / "run", tmp_path / ("m.onnx" if to == "onnx" else "m.zip")
-    config = f"--config=configs/segmentation.py:{recipe}", f"--config.data.path={data}"
-    assert command("train", *config, *TINY, *small, f"--workdir={run}")[0] == 0
+def test_an_exported_model_gives_scores_of_pixels(
+    command, trained, scenes, things, tmp_path, to, recipe
+):
+    data = things if recipe == "panoptic" else scenes
+    (run, _), out = trained(recipe), tmp_path / ("m.onnx" if to == "onnx" else "m.zip")
     code, printed, err = command(
         "export", f"--checkpoint={run}", f"--to={to}", f"--out={out}", f"--images={data}/images/val", "--json"
     )  # fmt: skip
@@ -233,15 +257,9 @@ SMALL_QUERIES = (
 )  # fmt: skip
 
 
-def test_panoptic_masks_become_a_model_that_finds_things(command, things, tmp_path):
-    run, out = tmp_path / "run", tmp_path / "maps"
-    recipe = "--config=configs/segmentation.py:panoptic", f"--config.data.path={things}"
-    code, printed, err = command(
-        "train", *recipe, *TINY, *SMALL_QUERIES, f"--workdir={run}", "--json"
-    )
-    assert code == 0, err
-    trained = json.loads(printed.splitlines()[-1])
-    assert {"pq", "sq", "rq", "pq_things", "pq_stuff", "mean_iou"} <= trained.keys()
+def test_panoptic_masks_become_a_model_that_finds_things(command, trained, things, tmp_path):
+    (run, metrics), out = trained("panoptic"), tmp_path / "maps"
+    assert {"pq", "sq", "rq", "pq_things", "pq_stuff", "mean_iou"} <= metrics.keys()
 
     image = str(things / "images/val/0.png")
     code, _, err = command("predict", f"--checkpoint={run}", image, f"--out={out}")

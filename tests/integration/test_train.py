@@ -22,12 +22,15 @@ from vit_jax.training.upkeep.health import NonFiniteError
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, compilation_cache):
-    """A finished tiny run: (workdir, result, config)."""
+    """A finished tiny run, with the recipe's mixing and audits: (workdir, result, config)."""
     from tests.integration.conftest import TINY
 
     config = vit_jax.load_config("configs/digits.py")
+    as_in_recipe = {
+        name: TINY[name] for name in TINY if name not in ("augment.mixup", "audit.every")
+    }
     options = {"compilation_cache": compilation_cache, "log.tensorboard": True}
-    config.update_from_flattened_dict(TINY | options)
+    config.update_from_flattened_dict(as_in_recipe | options)
     workdir = tmp_path_factory.mktemp("trained")
     return workdir, vit_jax.train(config, workdir), config
 

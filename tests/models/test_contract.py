@@ -227,6 +227,15 @@ def test_parameters_are_counted_exactly_and_lie_where_layers_are_said_to_be(fami
             assert {shape[0] for shape in of_layer} == {count}
 
 
+@pytest.mark.parametrize("family", ["vit", "t2t", "crossvit"])
+def test_parameters_are_drawn_with_the_keys_of_flax(family):
+    programs = [
+        jax.make_jaxpr(lambda r=r: nnx.state(registry.build(tiny(family), rngs=r(0)), nnx.Param))()
+        for r in (nnx.Rngs, registry.Rngs)
+    ]
+    assert str(programs[0]) == str(programs[1])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_become_logits_features_and_tokens(family):
     config = tiny(family)

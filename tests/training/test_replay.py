@@ -56,7 +56,9 @@ class Run:
 
     def __init__(self, monkeypatch, **overrides):
         config = vit_jax.load_config("configs/digits.py")
-        options = TINY | {"model.depth": 1, "model.dropout": 0.1, "audit.most": 10**6}
+        options = TINY | {
+            "model.depth": 1, "model.dropout": 0.1, "augment.mixup": 0.2, "audit.most": 10**6,
+        }  # fmt: skip
         config.update_from_flattened_dict(options | overrides)
         config = resolve(config)
         source = sources.open_train(config.data)

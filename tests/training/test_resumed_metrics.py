@@ -33,7 +33,7 @@ def uninterrupted(tmp_path_factory, compilation_cache):
         TINY
         | {"compilation_cache": compilation_cache, "log.tensorboard": False}
         | {"log.every": "5 steps", "checkpoint.every": "4 steps", "checkpoint.keep": 9}
-        | {"eval.every": "3 steps", "checkpoint.best": True}
+        | {"eval.every": "3 steps", "checkpoint.best": True, "augment.mixup": 0.2}
     )
     workdir = tmp_path_factory.mktemp("uninterrupted")
     vit_jax.train(config, workdir)

@@ -12,12 +12,16 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.lazy_array import LazyArray
-from vit_jax.interchange import npz, pickles, pytorch, safetensors, state_dicts
+from vit_jax.base.lazy_table import LazyTable
+from vit_jax.interchange import pickles, pytorch, safetensors, state_dicts
 from vit_jax.interchange.regular import check_regular
 
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 _HEAD = 32  # bytes that tell containers apart
+_ZIP = b"PK\3\4"  # how an `.npz` begins
+# Containers that only some formats have.
+_CONTAINERS = LazyTable({"npz": "vit_jax.interchange.npz"})
 
 
 class CheckpointFile:
@@ -101,7 +105,7 @@ class CheckpointFile:
                 weights = self._weights or pytorch.weights_of(self.path)
                 return pytorch.read_weights(weights, self._state_dict)
             case "npz":
-                return npz.read(self.path, self._file), {}
+                return _CONTAINERS["npz"].read(self.path, self._file), {}
             case "safetensors":
                 tensors, metadata = safetensors.read(self.path, self._file)
                 return state_dicts.without_wrappers(tensors), metadata
@@ -153,4 +157,4 @@ def _container(head: bytes, suffix: str) -> str:
         return "safetensors"
     if pytorch.begins_as_pickle(head, suffix):
         return "pickle"
-    return "npz" if head.startswith(npz.ZIP) else ""
+    return "npz" if head.startswith(_ZIP) else ""

@@ -19,7 +19,6 @@ from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.outputs import written_whole
 
 SUFFIX = ".npy"
-ZIP = b"PK\3\4"  # how the file begins
 _MOST_HEADER = 2**16  # bytes of an array's header, which may be compressed
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -209,6 +209,27 @@ def family_name(family: Family) -> str:
     return getattr(family, "NAME", family.__name__.split(".")[-1])
 
 
+class _Stream(nnx.RngStream):
+    """The keys of Flax's, which writes `count[...] += 1`: that asks the count for its sharding, and of a traced one
+    the refusal, which nobody reads, lists all operations before it. A CrossViT is traced in half the time.
+    """
+
+    def __call__(self) -> jax.Array:
+        count = self.count.get_value()
+        key = jax.random.fold_in(self.key.get_value(), count)
+        self.count.set_value(count + 1)
+        return key
+
+
+class Rngs(nnx.Rngs):
+    """`nnx.Rngs` for making networks: the same keys, traced faster."""
+
+    def __init__(self, default: int | jax.Array):
+        super().__init__(default)
+        for name, stream in list(self.items()):
+            setattr(self, name, _Stream(stream.key.get_value(), tag=name))
+
+
 def build(config: ClassifierConfig, *, rngs: nnx.Rngs) -> nnx.Module:
     """The model of a family's config, its parameters drawn from `rngs`."""
     return family_of(config).Model(config, rngs=rngs)
@@ -220,7 +241,7 @@ def create_model(
     """A new model by name, e.g. `create_model("ViT-B/16", num_classes=10, image_size=384,
     pool="mean", dtype="bfloat16")`.
     """
-    return build(model_config(name, image_size=image_size, **options), rngs=nnx.Rngs(seed))
+    return build(model_config(name, image_size=image_size, **options), rngs=Rngs(seed))
 
 
 class Weights(NamedTuple):
@@ -258,7 +279,7 @@ def abstract_weights(config: ClassifierConfig) -> tuple[nnx.GraphDef, Weights]:
 @functools.lru_cache(maxsize=64)
 def _abstract(config: ClassifierConfig, _: bool) -> tuple[nnx.GraphDef, Weights]:
     """Tracing takes 0.2 s and more, and a run asks some six times."""
-    definition, weights = split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
+    definition, weights = split(nnx.eval_shape(lambda: build(config, rngs=Rngs(0))))
     # Without the sharding that a mesh in the context would give them.
     return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
 
@@ -273,7 +294,7 @@ def initialize(config: ClassifierConfig, key: jax.Array) -> dict:
     """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that
     they are born where they live.
     """
-    return split(build(config, rngs=nnx.Rngs(key)))[1].params
+    return split(build(config, rngs=Rngs(key)))[1].params
 
 
 def count_flops(config: ClassifierConfig) -> int:

@@ -171,12 +171,12 @@ class Networks:
         """New parameters, and state that is not trained by its owner, `model` or `objective`; a pure
         function. Of a model with adapters these and what else is trained.
         """
-        weights = registry.split(registry.build(self.model_config, rngs=nnx.Rngs(key)))[1]
+        weights = registry.split(registry.build(self.model_config, rngs=registry.Rngs(key)))[1]
         params, variables = weights.params, {"model": weights.variables}
         if self.adapters:
             new = self.adapters.init(params, jax.random.fold_in(key, 2))
             params = self.adapters.split(params)[1] | {ADAPTERS: new}
-        own = self.objective.own_modules(nnx.Rngs(jax.random.fold_in(key, 1)))
+        own = self.objective.own_modules(registry.Rngs(jax.random.fold_in(key, 1)))
         if own is not None:
             weights = registry.split(own)[1]
             params, variables = params | {OWN: weights.params}, variables | {OWN: weights.variables}
@@ -184,7 +184,7 @@ class Networks:
 
     def abstract_own(self) -> Weights:
         """Shapes and dtypes of what the objective owns; empty if it owns nothing."""
-        own = nnx.eval_shape(lambda: self.objective.own_modules(nnx.Rngs(0)))
+        own = nnx.eval_shape(lambda: self.objective.own_modules(registry.Rngs(0)))
         return Weights({}, {}) if own is None else registry.split(own)[1]
 
     def base(self) -> dict | None:
@@ -218,10 +218,13 @@ class Networks:
             from vit_jax.models import resized
 
             model = resized.resized(model, stored, self.model_config, resized.SCHEDULED)
+            resized.spread_sines(model, stored)
         own = None
         if OWN in params:
             definition, _ = registry.split(
-                nnx.eval_shape(lambda: self.objective.own_modules(nnx.Rngs(0)))  # of what init made
+                nnx.eval_shape(
+                    lambda: self.objective.own_modules(registry.Rngs(0))
+                )  # of what init made
             )
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None

@@ -328,3 +328,9 @@ def _try_until_writable(write: Callable[[], None], workdir: epath.Path, flag: st
             failure = NotWritable if passing else ConfigError
             reason = buckets.reason(error)
             raise failure(f"cannot write to {flag}={workdir}: {reason}") from error
+
+
+def is_of_run(path: str, workdir: epath.PathLike) -> bool:
+    """Whether a checkpoint is one of the run in `workdir`."""
+    workdir, path = (os.path.realpath(os.path.expanduser(folder)) for folder in (workdir, path))
+    return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
