@@ -14,6 +14,8 @@ from vit_jax.compute import platform
 HEAD_SIZES = range(16, 129, 8)
 TOKENS = range(8, 2561)
 LANES = 128
+# Beyond this, programs of heads that share one tile alone: wider ones need more fast memory than there is.
+MOST_OF_WIDE_ROWS = 2304
 # Logits of one program, whose code is unrolled over them: if it has more heads than fill tiles, and at
 # most.
 UNROLLED = 16 * 288**2
@@ -135,6 +137,8 @@ def program_shape(
     fewest. Queries are all, or a multiple of `LANES`.
     """
     counts = [n for n in range(1, heads) if heads % n == 0 and n * size % LANES == 0] + [heads]
+    if tokens > MOST_OF_WIDE_ROWS:
+        counts = [n for n in counts if n * size <= LANES]
     little = [n for n in counts if n * tokens**2 <= UNROLLED]
     for count in [*reversed(little), *(n for n in counts if n not in little)]:
         for queries in _lengths(tokens):
