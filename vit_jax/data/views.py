@@ -95,7 +95,7 @@ class Variant:
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape of an example) of the images."""
         return [(view.name, view.shape) for view in self.views] or [
-            ("image", crops.shape(self.data))
+            ("image", crops.batch_shape(self.data))
         ]
 
 

@@ -15,6 +15,7 @@ from vit_jax.data import loader
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOptions, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
+from vit_jax.models.contract import images_of
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
 
@@ -66,7 +67,7 @@ class Accuracy(LogitsEvaluator):
         forward = self.forward()
 
         def step(weights: Weights, sums: dict, batch: dict) -> dict[str, jax.Array]:
-            return self._added(sums, forward(weights, batch["image"]), batch)
+            return self._added(sums, forward(weights, images_of(batch)), batch)
 
         return jax.jit(step, out_shardings=meshes.replicated(mesh))
 

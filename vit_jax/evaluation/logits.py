@@ -21,6 +21,7 @@ from vit_jax.evaluation.contract import (
 )
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.evaluation.gathering import on_host
+from vit_jax.models.contract import images_of
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import to_targets
 
@@ -115,7 +116,7 @@ class LogitsEvaluator(Evaluator):
         forward = self.forward()
 
         def gather(weights: Weights, batch: dict) -> tuple[jax.Array, ...]:
-            logits = forward(weights, batch["image"])
+            logits = forward(weights, images_of(batch))
             return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
 
         return jax.jit(gather, out_shardings=meshes.batch_sharding(mesh))
