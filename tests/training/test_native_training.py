@@ -15,7 +15,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import native_sizes, sources
 from vit_jax.data.augmentation import augment, patches
-from vit_jax.data.batches import EvalBatches, TrainBatches
+from vit_jax.data.batches import EvalBatches, TrainBatches, specs
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
@@ -69,6 +69,22 @@ def test_batches_are_the_same_on_any_number_of_hosts(photos):
     for count in (2, 4):
         for name, array in of_hosts(count).items():
             np.testing.assert_array_equal(array, whole[name])
+
+
+def test_a_batch_has_one_of_several_lengths_drawn_by_step(photos):
+    config = native_config(photos, **{"data.native_lengths": (4, 12, 30)})
+    source = sources.open_source(config.data, "train")
+    shapes = [spec["image"].shape for spec in specs(config, num_classes=2)]
+    assert shapes == [(8, 4, 192), (8, 12, 192), (8, 30, 192)]
+    batches = TrainBatches(source, config, np.arange(4))
+    lengths = [batches.empty(step)["image"].shape[1] for step in range(300)]
+    again = TrainBatches(source, config, np.arange(4, 8))
+    assert lengths[100:] == [again.empty(step)["image"].shape[1] for step in range(100, 300)]
+    assert all(80 < lengths.count(length) < 120 for length in (4, 12, 30))
+    assembly = assemble(config, num_classes=2, examples_per_epoch=12)
+    whole = assembly.flops(0, 300)
+    assert whole == assembly.flops(0, 100) + assembly.flops(100, 300)
+    assert 0 < whole < 300 * assembly.step_flops
 
 
 def test_evaluation_sees_whole_images_and_fills_up_with_one_patch(photos):
@@ -142,6 +158,7 @@ def test_the_step_of_square_images_is_the_ordinary_one():
         ({"augment.randaugment_layers": 2}, "randaugment_layers = 2 changes whole images"),
         ({"data.train_crop": "pad"}, "config.data.train_crop = 'pad' cuts images of one size"),
         ({"data.native_tokens": 3}, "less than a row of patches .* 4: set it to about 16"),
+        ({"data.native_lengths": (16, 2)}, "native_lengths: 2 is less than a row"),
         ({"data.native_patch": 16}, "the model's patch is 8"),
         ({"data.size_schedule": ((0, 16), (0.5, 32))}, "config.data.size_schedule"),
         ({"objective.name": "mae"}, "the objective 'mae' learns from images of one size"),
@@ -161,12 +178,12 @@ def test_a_family_of_one_size_says_why():
         resolve(config)
 
 
-def test_a_resumed_run_is_the_same_to_the_bit(photos, tmp_path, compilation_cache):
+def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(photos, tmp_path, compilation_cache):
     config = vit_jax.load_config("configs/digits.py")
     config.update_from_flattened_dict(
         TINY | NATIVE | {"compilation_cache": compilation_cache, "model.depth": 1, "batch_size": 8}
         | {"data.name": "folder", "data.path": str(photos), "data.train_crop": "inception"}
-        | {"data.eval_split": "test", "data.train_split": "train"}
+        | {"data.eval_split": "test", "data.train_split": "train", "data.native_lengths": (8, 16)}
     )  # fmt: skip
     config.checkpoint.keep = 9
     result = vit_jax.train(config, tmp_path / "whole")

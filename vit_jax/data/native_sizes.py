@@ -3,6 +3,7 @@ a padded batch of their patches, and what a config may ask of them. Which positi
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,28 +22,23 @@ _SCALES = 1e-6, 100.0
 _PRECISION = 1e-5
 
 
-def choose_grids(heights, widths, *, patch: int, tokens: int) -> np.ndarray:
-    """Rows and columns of the patches of images: the largest scale at which they are `tokens` at most, found by
-    bisection, sides rounded up to whole patches. That is all that their aspects change by. Small images are enlarged.
-    The arithmetic is float64's of big_vision, timm and transformers, which decides where sizes are a tie.
-
-    Args:
-      heights, widths: of images in pixels, (n,) or numbers.
-
-    Returns:
-      (n, 2) int32, or (2,).
+def choose_grid(height: int, width: int, *, patch: int, tokens: int) -> tuple[int, int]:
+    """Rows and columns of the patches of an image of (height, width) pixels: the largest scale at which they are
+    `tokens` at most, found by bisection, sides rounded up to whole patches. That is all that its aspect changes by. A
+    small image is enlarged. The arithmetic is float64's of big_vision, timm and transformers, which decides where
+    sizes are a tie.
     """
-    sides = np.stack([np.asarray(heights, np.float64), np.asarray(widths, np.float64)], axis=-1)
 
-    def grids(scale):
-        return np.maximum(np.ceil(sides * scale[..., None] / patch), 1)
+    def grid(scale: float) -> tuple[int, int]:
+        rows, columns = (math.ceil(side * scale / patch) for side in (height, width))
+        return max(rows, 1), max(columns, 1)
 
-    low, high = (np.full(sides.shape[:-1], scale) for scale in _SCALES)
-    while np.max(high - low, initial=0) >= _PRECISION:
+    low, high = _SCALES
+    while high - low >= _PRECISION:
         middle = (low + high) / 2
-        fits = grids(middle).prod(-1) <= tokens
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    return grids(low).astype(np.int32)
+        fits = math.prod(grid(middle)) <= tokens
+        low, high = (middle, high) if fits else (low, middle)
+    return grid(low)
 
 
 def read_image(
@@ -54,7 +50,7 @@ def read_image(
     name: str,
     draws: Sequence[float] | None = None,
 ) -> np.ndarray:
-    """A whole image, or a crop for training, at the size that `choose_grids` gives it, (H, W, C) uint8.
+    """A whole image, or a crop for training, at the size that `choose_grid` gives it, (H, W, C) uint8.
 
     A crop is that of `crops.train_part` with the image's own aspect as the target's: the aspect ratio of an inception
     crop is `crop_aspect` times the image's (timm's RandomResizedCropToSequence).
@@ -75,8 +71,8 @@ def read_image(
             own = dataclasses.replace(data, image_size=(height, width))
             part = crops.train_part(height, width, own, draws)
         top, left, bottom, right = part[0]
-        grid = choose_grids(bottom - top, right - left, patch=patch, tokens=tokens)
-        return part, tuple((grid * patch).tolist())
+        rows, columns = choose_grid(bottom - top, right - left, patch=patch, tokens=tokens)
+        return part, (rows * patch, columns * patch)
 
     return decode.cut(image, name, place_of, data)
 
@@ -137,11 +133,13 @@ def for_model(data: Data, model: ClassifierConfig) -> Data:
             f"config.data.native_patch = {data.native_patch}, but the model's patch is {model.patch}: leave it out"
         )
     columns = model.grid[1]
-    if data.native_tokens < columns:
-        raise ConfigError(
-            f"{field} is less than a row of patches of the model's own images, {columns}: set it to about "
-            f"{model.grid[0] * columns}, as many as these have"
-        )
+    for tokens in (data.native_tokens, *data.native_lengths):
+        if not isinstance(tokens, int) or tokens < columns:
+            name = "native_tokens" if tokens == data.native_tokens else "native_lengths"
+            raise ConfigError(
+                f"config.data.{name}: {tokens} is less than a row of patches of the model's own images, {columns}: "
+                f"set it to about {model.grid[0] * columns}, as many as these have"
+            )
     if data.permute != "none":
         raise ConfigError(
             f"{field}: config.data.permute = {data.permute!r} permutes images of one size alone"

@@ -86,6 +86,11 @@ class Data:
         "0: all are cut to image_size",
         minimum=0,
     )
+    native_lengths: tuple = option(
+        (),
+        "other numbers in training, (128, 256, 576): one a batch, drawn evenly by seed and step; (): native_tokens",
+        when={"native_tokens": bool},
+    )
     native_patch: int = option(
         0, "side of those patches; 0: the model's", minimum=0, when={"native_tokens": bool}
     )
@@ -270,9 +275,7 @@ class Pseudo:
         when={"teacher": bool},
     )
     soft: bool = option(
-        True,
-        "the teacher's probabilities are learned, not its decision",
-        when={"teacher": bool},
+        True, "the teacher's probabilities are learned, not its decision", when={"teacher": bool}
     )
     ratio: float = option(
         1.0,
@@ -301,10 +304,7 @@ class Augment:
     )
     grey: float = option(0.0, "probability that an image becomes grey", minimum=0, maximum=1)
     blur: float = option(
-        0.0,
-        "probability of a Gaussian blur, its deviation uniform in 0.1 to 2 pixels",
-        minimum=0,
-        maximum=1,
+        0.0, "probability of a Gaussian blur, its deviation 0.1 to 2 pixels", minimum=0, maximum=1
     )
     solarize: float = option(
         0.0, "probability that values from 128 on are inverted", minimum=0, maximum=1

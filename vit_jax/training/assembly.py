@@ -72,19 +72,20 @@ class Outline:
 
     @property
     def step_flops(self) -> int:
-        """Operations of a training step, with images of `config.data.image_size`: one forward pass of every image
-        and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
+        """Operations of a training step, with images of `config.data.image_size` or the most patches: one forward pass
+        of every image and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
         """
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
         networks, data = self.networks, self.config.data
         if data.native_tokens:  # a row of patches, as many as an image has at most, costs the same
-            networks = networks.at_size((data.native_patch, data.native_patch * data.native_tokens))
+            tokens = max(data.native_lengths, default=data.native_tokens)
+            networks = networks.at_size((data.native_patch, data.native_patch * tokens))
         return 3 * gradients * networks.objective.flops() * self.config.batch_size
 
     def flops(self, first: int = 0, stop: int | None = None) -> int:
         """Operations of the steps `first` to `stop` - 1, from 0; by default of the whole run."""
         stop = self.total_steps if stop is None else stop
-        if self.config.data.size_schedule:
+        if self.config.data.size_schedule or self.config.data.native_lengths:
             from vit_jax.training import phases
 
             return phases.flops(self, first, stop)

@@ -8,7 +8,7 @@ from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.config import Config
-from vit_jax.data import size_schedule
+from vit_jax.data import size_schedule, views
 from vit_jax.models import resized
 from vit_jax.objectives.networks import Networks
 from vit_jax.training.assembly import Outline
@@ -51,10 +51,25 @@ def find_phases(outline: Outline) -> tuple[Phase, ...]:
 
 def flops(outline: Outline, first: int, stop: int) -> int:
     """Operations of the steps `first` to `stop` - 1."""
+    if outline.config.data.native_lengths:
+        return _flops_of_lengths(outline, first, stop)
     return sum(
         phase.step_flops * max(0, min(stop, phase.stop) - max(first, phase.first))
         for phase in find_phases(outline)
     )
+
+
+def _flops_of_lengths(outline: Outline, first: int, stop: int) -> int:
+    """Those of steps whose images have numbers of patches drawn by step."""
+    config = outline.config
+    of_variant = [
+        dataclasses.replace(
+            outline, config=dataclasses.replace(config, data=variant.data)
+        ).step_flops
+        for variant in views.variants(config)
+    ]
+    choose = views.make_choice(config, 1)
+    return sum(of_variant[choose(step)] for step in range(first, stop))
 
 
 def describe(outline: Outline) -> str:
