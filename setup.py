@@ -15,6 +15,7 @@ repository = re.search(r'^REPOSITORY = "(.+)"', install, re.M)[1]
 # What TFDS needs to download and prepare; it imports importlib_resources without requiring it.
 PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
 ONNX = ["onnx>=1.19", "onnxruntime>=1.20"]
+OPENVINO = ["onnx>=1.19", "openvino>=2026.4"]
 SERVE = ["aiohttp>=3.14", "prometheus_client>=0.26"]
 PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 CUDA13 = ["jax[cuda13]"]
@@ -22,6 +23,7 @@ TEST = [
     *PLAN,
     *SERVE,
     *ONNX,
+    *OPENVINO,
     "flatbuffers>=25",
     "gcp-storage-emulator>=2026.7",
     "gcsfs>=2026.10",
@@ -121,6 +123,7 @@ setup(
         "prepare": PREPARE,
         "export": ["flatbuffers>=25"],
         "onnx": ONNX,
+        "openvino": OPENVINO,
         "parquet": ["pyarrow>=20"],
         "serve": SERVE,
         "tensorboard": ["tensorboard>=2.18"],

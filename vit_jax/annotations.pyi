@@ -479,7 +479,7 @@ class AugmentSection(_Fields):
 class OptimSection(_Fields):
     '`config.optim`.'
     name: str
-    "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; of matrices muon, adamuon, normuon, shampoo or soap (default: 'adamw')"
+    "adamw, nadamw, schedule_free, lamb, lars, sgd, adafactor, lion or rmsprop; of matrices muon, adamuon, normuon, shampoo or soap (default: 'adamw')"
     lr: float
     'peak learning rate (default: 0.001)'
     schedule: Literal['cosine', 'linear', 'polynomial', 'rsqrt', 'constant', 'staircase']
@@ -503,7 +503,7 @@ class OptimSection(_Fields):
     lr_end: float
     'cosine, linear and polynomial: the learning rate at the end (default: 0.0)'
     b1: float
-    'adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum; schedule_free: how far the gradient is taken towards the mean (default: 0.9)'
+    'adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, lars, rmsprop: momentum; schedule_free: how far the gradient is taken towards the mean (default: 0.9)'
     b2: float
     'adamw, nadamw, schedule_free, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap (default: 0.999)'
     eps: float

@@ -25,7 +25,7 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.interchange import formats, loading, pushing, tensors_by_name
+from vit_jax.interchange import formats, loading, pushing, saved_objectives, tensors_by_name
 from vit_jax.interchange.listing import list_models  # noqa: F401  its earlier place
 from vit_jax.interchange.loading import create_model  # noqa: F401
 from vit_jax.models import registry
@@ -326,6 +326,8 @@ class Run(TrainedModel):
     def _checkpoint(self, data: Mapping[str, Any]) -> formats.LoadedCheckpoint:
         """What the formats write: the arrays of the model as it is now."""
         checkpoint = formats.read_checkpoint(self.source, **self.stated)
+        if checkpoint.model_config.image_size != self.model_config.image_size:
+            checkpoint = saved_objectives.with_found(checkpoint)
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
         if prepared.mean and prepared.std:
             names = (field.name for field in dataclasses.fields(formats.Preprocessing))

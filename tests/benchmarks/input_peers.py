@@ -9,6 +9,8 @@ last line is a JSON object. Peers need `pip install tensorflow` (tf_*) and `timm
 
     ours            `vit_jax prepare`'s records    ours_320      the same with --max_side=320
     ours_folder     files from a folder
+    pillow          a plain loop: open, draft, resize with a box, in threads (near our quality, see `psnr` of
+                    `vit_jax benchmark input`)
     tf_fused        tf.data, crop decoded alone, resized without antialiasing (big_vision's way)
     tf_antialias    the same, accurate DCT and antialiasing: about our quality
     timm            timm's transforms and collation in PyTorch's DataLoader
@@ -113,34 +115,68 @@ def timm(folder: pathlib.Path):
         yield images
 
 
+def pillow(folder: pathlib.Path):
+    """Images opened by Pillow, at a smaller scale where the part has twice the pixels, and resized from it."""
+    import io
+
+    from PIL import Image
+
+    from vit_jax.config import default_config
+    from vit_jax.data.crops import train_part
+
+    config = default_config().data
+
+    def cut(file, draws, out):
+        image = Image.open(io.BytesIO(file))
+        width, height = image.size
+        (top, left, bottom, right), _ = train_part(height, width, config, draws)
+        room = min(bottom - top, right - left) / SIZE
+        if room > 1:
+            image.draft("RGB", (int(width / room), int(height / room)))
+        x, y = image.size[0] / width, image.size[1] / height
+        box = (left * x, top * y, right * x, bottom * y)
+        out[:] = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
+
+    yield from in_threads(folder, cut)
+
+
 def opencv(folder: pathlib.Path):
     """Whole images decoded and areas averaged by OpenCV, in threads, straight into the batch."""
-    import concurrent.futures
-
     import cv2
     import numpy as np
 
     from vit_jax.config import default_config
-    from vit_jax.data.crops import DRAWS, train_part
+    from vit_jax.data.crops import train_part
 
     cv2.setNumThreads(1)
-    files, config = [file.read_bytes() for file in jpegs(folder)], default_config().data
+    config = default_config().data
 
-    def cut(index, draws, out):
-        image = cv2.imdecode(np.frombuffer(files[index], np.uint8), cv2.IMREAD_COLOR_RGB)
+    def cut(file, draws, out):
+        image = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
         (top, left, bottom, right), _ = train_part(*image.shape[:2], config, draws)
         part = image[top:bottom, left:right]
         out[:] = cv2.resize(part, (SIZE, SIZE), interpolation=cv2.INTER_AREA)
 
+    yield from in_threads(folder, cut)
+
+
+def in_threads(folder: pathlib.Path, cut):
+    """Batches of what `cut(file, draws, out)` makes of the folder's images."""
+    import concurrent.futures
+
+    import numpy as np
+
+    from vit_jax.data.crops import DRAWS
+
+    files = [file.read_bytes() for file in jpegs(folder)]
     random = np.random.default_rng(0)
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         ahead = []
         while True:
             batch = np.empty((BATCH, SIZE, SIZE, 3), np.uint8)
-            chosen, draws = random.integers(len(files), size=BATCH), random.random((BATCH, DRAWS))
-            ahead.append(
-                (batch, [pool.submit(cut, *job) for job in zip(chosen, draws, batch, strict=True)])
-            )
+            chosen = [files[index] for index in random.integers(len(files), size=BATCH)]
+            jobs = zip(chosen, random.random((BATCH, DRAWS)), batch, strict=True)
+            ahead.append((batch, [pool.submit(cut, *job) for job in jobs]))
             if len(ahead) == 2:
                 batch, jobs = ahead.pop(0)
                 [job.result() for job in jobs]
@@ -152,6 +188,7 @@ CONTENDERS = {
     "tf_fused": lambda folder: tensorflow(folder, antialias=False),
     "tf_antialias": lambda folder: tensorflow(folder, antialias=True),
     "timm": timm,
+    "pillow": pillow,
     "ours_320": ours,
     "ours_folder": ours,
     "large_ours": ours,

@@ -31,6 +31,18 @@ def test_results_and_gradients_are_those_of_the_formula(implementation, dtype, t
     assert max(distances(found, reference(*rounded))) <= tolerance
 
 
+@pytest.mark.parametrize(("implementation", "bound"), [("xla", 2.2e-3), ("splash", 3.1e-3)])
+def test_heads_whose_root_is_no_power_of_two_have_the_temperature_of_others(implementation, bound):
+    # 64 channels have 1.9e-3; √72 in bfloat16 is 8.5, and gave both of these 3.4e-3.
+    rounded = [jnp.asarray(x, jnp.bfloat16) for x in draw((2, 64, 2, 72))[:3]]
+    found = attend.attend(*rounded, implementation=implementation)
+    q, k, v = (np.asarray(x, np.float64) for x in rounded)
+    assert max(distances([found], reference(q, k, v, v)[:1])) <= bound
+    exact = np.einsum("bqhc,bnhc->bhqn", q, k) / np.sqrt(72)
+    slope = (np.asarray(attend.logits(*rounded[:2]), np.float64) * exact).sum() / (exact**2).sum()
+    assert abs(slope - 1) < 1e-6
+
+
 def test_splash_takes_a_token_count_that_needs_no_padding():
     given = draw((1, 128, 1, 8))
     found = results(*given, "float32", implementation="splash")

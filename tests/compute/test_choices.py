@@ -71,7 +71,7 @@ def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monk
     assert attention_on("tpu", monkeypatch, tokens=1025, head_size=128) == "short"
     assert attention_on("tpu", monkeypatch, tokens=7) == "xla"
     assert attention_on("tpu", monkeypatch, tokens=8) == "short"
-    assert attention_on("tpu", monkeypatch, tokens=2304) == "short"
+    assert attention_on("tpu", monkeypatch, tokens=2560) == "short"
     assert attention_on("tpu", monkeypatch, head_size=72) == "short"
     assert attention_on("tpu", monkeypatch, head_size=36) == "xla"
     assert attention_on("tpu", monkeypatch, tokens=1370, head_size=36) == "splash"
@@ -103,7 +103,7 @@ def test_no_kernel_is_chosen_where_a_bias_is_added(monkeypatch):
 
 
 def test_heads_that_the_kernel_for_short_sequences_does_not_take_are_an_error(monkeypatch):
-    with pytest.raises(ConfigError, match="attention=short takes 8 to 2304 tokens.*12 heads of 36"):
+    with pytest.raises(ConfigError, match="attention=short takes 8 to 2560 tokens.*12 heads of 36"):
         attention_on("tpu", monkeypatch, asked="short", head_size=36)
 
 

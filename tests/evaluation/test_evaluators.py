@@ -117,6 +117,33 @@ def test_neighbours_over_devices_are_those_of_scikit_learn():
     np.testing.assert_array_equal(found, labels.ravel()[there][rows])
 
 
+@pytest.mark.parametrize("name", ["accuracy", "classification"])
+def test_logits_of_another_engine_are_judged_in_place_of_the_model_s(context, name):
+    """An engine that knows the labels, and weights that do not."""
+    data = {"name": "digits", "eval_split": "test[:40]"}
+    model = registry.create_model("ViT-mu/8", image_size=16, num_classes=10, head_init="normal")
+    mesh = meshes.replica_mesh()
+    weights = jax.device_put(registry.split(model)[1], meshes.replicated(mesh))
+    labels = sources.open_eval(dataclasses.replace(context.config.data, **data)).labels
+    batches = iter(np.array_split(np.eye(10, dtype=np.float32)[list(labels)], [24]))
+
+    def logits_of(images):
+        assert images.dtype == np.uint8 and images.shape == (24, 16, 16, 3)
+        known = next(batches)
+        return np.concatenate([known, np.zeros((24 - len(known), 10), np.float32)])
+
+    by_engine = dataclasses.replace(context, logits_of=logits_of)
+    with jax.set_mesh(mesh):
+        metrics = evaluation.make([(name, {"data": data})], by_engine)(
+            EvaluatedModel(weights), mesh
+        )
+    prefix = "" if name == "accuracy" else f"{name}/"
+    assert metrics[f"{prefix}accuracy"] == 1 and metrics[f"{prefix}examples"] == 40
+    other = evaluation.make([("accuracy", {"data": data | {"mean": (0.1,) * 3}})], by_engine)
+    with jax.set_mesh(mesh), pytest.raises(ConfigError, match="--engine=xla"):
+        other(EvaluatedModel(weights), mesh)
+
+
 @pytest.mark.parametrize("name", ["accuracy", "classification", "few_shot", "knn"])
 def test_an_evaluator_compiles_for_the_first_checkpoint_only(context, name):
     data = {"name": "digits", "train_split": "train[:40]", "eval_split": "test[:40]"}

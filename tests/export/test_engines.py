@@ -1,4 +1,4 @@
-"""Classes computed by onnxruntime, from an export that is kept, against XLA's."""
+"""Classes computed by onnxruntime and OpenVINO, from an export that is kept, against XLA's."""
 
 import json
 
@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.serving.conftest import make_run
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute import choices
 from vit_jax.export import engines, onnx
 from vit_jax.interchange import formats
 from vit_jax.models import registry
@@ -33,19 +34,50 @@ def expected(run):
     return Network(run, largest=3).classify(IMAGES)
 
 
-def test_an_export_is_made_once_and_has_the_classes_of_the_model(run, home, monkeypatch):
-    first = engines.make_classifier(run, "onnxruntime")
-    np.testing.assert_allclose(first(IMAGES), expected(run), atol=1e-6)
+def probabilities(classifier):
+    return np.asarray(jax.nn.softmax(classifier.logits(IMAGES)))
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_an_export_is_made_once_and_has_the_classes_of_the_model(run, home, monkeypatch, engine):
+    first = engines.make_classifier(run, engine)
+    np.testing.assert_allclose(probabilities(first), expected(run), atol=1e-6)
     files = sorted(home.iterdir())
     assert [file.suffix for file in files] == [".json", ".onnx"]
     monkeypatch.setattr(onnx, "write", None)  # no other is made
-    again = engines.make_classifier(run, "onnxruntime")
-    np.testing.assert_array_equal(again(IMAGES), first(IMAGES))
+    again = engines.make_classifier(run, engine)
+    np.testing.assert_array_equal(again.logits(IMAGES), first.logits(IMAGES))
     assert sorted(home.iterdir()) == files
 
 
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("onnxruntime", "int8"), ("openvino", "bfloat16")]
+)
+def test_other_precisions_are_near_and_their_difference_is_kept(run, home, engine, precision):
+    if precision == "bfloat16" and not choices.multiplies_bfloat16():
+        with pytest.raises(ConfigError, match="no products in bfloat16"):
+            engines.make_classifier(run, engine, precision)
+        return
+    rounded = engines.make_classifier(run, "auto", precision)
+    assert (rounded.engine, rounded.precision) == (engine, precision)
+    difference = np.abs(probabilities(rounded) - expected(run)).max()
+    assert 1e-6 < difference < 0.05
+    (notes,) = home.glob("*.json")
+    kept = json.loads(notes.read_text())[f"{engine} {precision}"]
+    assert 1e-6 < kept["difference"] < 0.05 and 0.5 <= kept["same_best_class"] <= 1
+
+
+def test_a_precision_of_another_engine_is_refused(run, home):
+    with pytest.raises(ConfigError, match="--precision=int8 .* set --engine=onnxruntime"):
+        engines.make_classifier(run, "openvino", "int8")
+    with pytest.raises(ConfigError, match="set --engine=openvino"):
+        engines.make_classifier(run, "xla", "bfloat16")
+    assert not home.exists()
+
+
 def test_the_best_classes_are_those_of_xla(run, home):
-    ours = make_best(run, engines.make_classifier(run, "onnxruntime")).function(None, IMAGES, 4)
+    classifier = engines.make_classifier(run, "onnxruntime")
+    ours = make_best(run, classifier.logits).function(None, IMAGES, 4)
     weights = registry.split(run.model)[1]
     probabilities, numbers = make_best(run).function(weights, IMAGES, 4)
     np.testing.assert_array_equal(ours[1], numbers)
@@ -53,7 +85,7 @@ def test_the_best_classes_are_those_of_xla(run, home):
 
 
 def test_other_weights_have_another_file_and_a_server_takes_them(run, home):
-    served = Network(run, largest=3, engine="onnxruntime")
+    served = Network(run, largest=3, engine="openvino")
     other = make_run()
     other.model.head.bias[...] += np.arange(7, dtype=np.float32)
     served.replace(other)
@@ -71,11 +103,11 @@ def test_only_the_newest_exports_are_kept(run, home, monkeypatch):
     assert not first.exists() and len(list(home.iterdir())) == 2
 
 
-def test_an_export_that_differs_is_not_kept(run, home, monkeypatch):
+def test_an_export_that_differs_is_refused(run, home, monkeypatch):
     monkeypatch.setattr(engines, "LARGEST_DIFFERENCE", 0.0)
     load = onnx.load
-    monkeypatch.setattr(onnx, "load", lambda path: lambda images: load(path)(images) + 1e-3)
-    with pytest.raises(ConfigError, match="differs from the model by 0.001"):
+    monkeypatch.setattr(onnx, "load", lambda path: lambda images: load(path)(images) * 1.5)
+    with pytest.raises(ConfigError, match="differs from the model by 0"):
         engines.make_classifier(run, "onnxruntime")
     assert not list(home.glob("*.json"))
     assert engines.make_classifier(run, "auto") is None
@@ -84,12 +116,15 @@ def test_an_export_that_differs_is_not_kept(run, home, monkeypatch):
 def test_auto_is_what_was_faster_here(run, home):
     engines.make_classifier(run, "auto")
     (measured,) = home.glob("*.json")
-    assert json.loads(measured.read_text()).keys() == {"xla", "onnxruntime"}
-    for slower, faster in (("xla", "onnxruntime"), ("onnxruntime", "xla")):
-        measured.write_text(json.dumps({slower: 2.0, faster: 1.0}))
-        assert (engines.make_classifier(run, "auto") is None) == (faster == "xla")
-        assert engines.make_classifier(run, "onnxruntime")
-        assert engines.make_classifier(run, "xla") is None
+    notes = json.loads(measured.read_text())
+    assert notes["seconds"].keys() == {"xla", "onnxruntime", "openvino"}
+    for fastest in notes["seconds"]:
+        seconds = dict.fromkeys(notes["seconds"], 2.0) | {fastest: 1.0}
+        measured.write_text(json.dumps(notes | {"seconds": seconds}))
+        chosen = engines.make_classifier(run, "auto")
+        assert (chosen.engine if chosen else "xla") == fastest
+    assert engines.make_classifier(run, "onnxruntime").engine == "onnxruntime"
+    assert engines.make_classifier(run, "xla") is None
 
 
 def test_auto_is_xla_where_bfloat16_is_multiplied(home, monkeypatch):

@@ -227,6 +227,8 @@ def test_older_preprocessing_is_understood(tmp_path, said, expected):
         {"rescale_factor": 1 / 127.5, "do_normalize": False},
         {"image_processor_type": "EfficientNetImageProcessor", "rescale_factor": 1 / 127.5,
          "rescale_offset": True, "include_top": False},
+        {"image_processor_type": "EfficientNetImageProcessor", "do_normalize": False},
+        {"rescale_offset": True},  # ViT's has no such option
     ],
 )  # fmt: skip
 def test_pixels_are_scaled_as_the_processor_scales_them(tmp_path, said):
@@ -242,7 +244,17 @@ def test_pixels_are_scaled_as_the_processor_scales_them(tmp_path, said):
     np.testing.assert_allclose(found.transpose(2, 0, 1), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("said", [{"resample": 0}, {"resample": 1}, {"do_resize": False}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"resample": 0},
+        {"resample": 1},
+        {"do_resize": False},
+        {"image_processor_type": "ConvNextImageProcessor", "crop_pct": 0.875},
+        {"image_processor_type": "LevitImageProcessor"},
+        {"rescale_offset": True, "image_processor_type": "EfficientNetImageProcessor"},
+    ],
+)
 def test_what_a_processor_does_that_we_cannot_is_not_taken_for_something_else(
     tmp_path, said, caplog
 ):
@@ -253,6 +265,15 @@ def test_what_a_processor_does_that_we_cannot_is_not_taken_for_something_else(
     file.write_text(json.dumps(json.loads(file.read_text()) | said))
     assert formats.read_checkpoint(tmp_path / "out").preprocessing is None
     assert next(iter(said)) in caplog.text and "--config.data.mean" in caplog.text
+
+
+def test_a_processor_without_a_name_is_that_of_the_model(tmp_path):
+    model = build("DeiTForImageClassificationWithTeacher")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 14, "crop_size": 12}))
+    prepared = formats.read_checkpoint(tmp_path).preprocessing
+    assert (prepared.eval_crop, prepared.eval_resize) == ("squash", 14)
+    assert prepared.interpolation == "bicubic"
 
 
 def test_the_weights_alone_are_read_with_the_config_beside_them(tmp_path):

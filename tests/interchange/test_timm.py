@@ -454,3 +454,15 @@ def prepared(path):
     left, top = (round((side - 224) / 2) for side in image.size)
     pixels = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32) / 255
     return (pixels - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_STD)
+
+
+def test_a_hybrid_on_a_resnet_with_batch_norms_is_refused_by_name(tmp_path):
+    shapes = {
+        "cls_token": (1, 1, 8), "pos_embed": (1, 50, 8), "patch_embed.proj.weight": (8, 16, 1, 1),
+        "patch_embed.backbone.conv1.0.weight": (4, 3, 3, 3), "patch_embed.backbone.bn1.weight": (4,),
+    }  # fmt: skip
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    specs = {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+    safetensors.write(tmp_path / "resnet26d.safetensors", tensors.items(), specs, {})
+    with pytest.raises(CheckpointError, match="ResNet with batch norms .*resnet26d"):
+        formats.read_checkpoint(tmp_path / "resnet26d.safetensors")

@@ -1,5 +1,7 @@
 """ViT-5 against the answers of its authors' code."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tests.models import oracles
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, safetensors
+from vit_jax.interchange.conversions import vit_5
 from vit_jax.models import registry
 
 # The second was built for 96 pixels and has a table for 64, which no tensor shows.
@@ -36,38 +39,48 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
     assert formats.read_checkpoint(tmp_path / "again.safetensors").model_config == config
 
 
-def test_the_rotations_are_those_of_the_table_unless_another_grid_is_set(shared_data):
-    path, _, answers, _ = oracles.relative(shared_data, "vit5_rope_other_grid")
-    checkpoint = formats.read_checkpoint(path)
-    assert checkpoint.model_config.rope_grid == (4, 4)
-    logits = test_timm.our_output(checkpoint, answers["images"]).logits
-    assert np.abs(logits - answers["logits"]).max() > 1e-3
+def test_the_grid_of_the_rotations_is_asked_for_where_a_file_may_be_fine_tuned(shared_data):
+    path, tensors, _, _ = oracles.relative(shared_data, "vit5_rope_other_grid")
+    with pytest.raises(
+        CheckpointError, match=r"(?s)rope_grid: .* '\(4, 4\)' unless .*--model=rope_grid"
+    ):
+        formats.read_checkpoint(path)
     # Larger images spread the places of that grid.
-    larger = vit_jax.load(path, image_size=96).config
+    larger = vit_jax.load(path, image_size=96, rope_grid=(4, 4)).config
     assert (larger.grid, larger.rope_grid) == ((6, 6), (4, 4))
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    for width, side, is_asked in [(384, 14, False), (768, 12, False), (768, 24, True)]:
+        of_size = shapes | {
+            "patch_embed.proj.weight": (width, 3, 16, 16), "pos_embed": (1, side**2, width),
+            "blocks.0.attn.rope.freqs": (16,),
+        }  # fmt: skip
+        detected = vit_5.Authors().recognise(of_size, {})
+        assert detected.options["rope_grid"] == (side, side)
+        assert ("have (12, 12)" in detected.open["rope_grid"].ask) == is_asked
 
 
 def test_frequencies_that_the_options_do_not_give_are_refused(shared_data, tmp_path):
     path, tensors, answers, _ = oracles.relative(shared_data, "vit5_a")
+    read = functools.partial(formats.read_checkpoint, rope_grid=GRIDS["vit5_a"])
     with pytest.raises(CheckpointError, match=r"rope_reg.freqs.*set rope_registers"):
-        formats.read_checkpoint(path, rope_registers=50.0)
+        read(path, rope_registers=50.0)
     name = "blocks.1.attn.rope.freqs"
     steps = np.arange(4) / 4
     changed = tensors | {f"blocks.{i}.attn.rope.freqs": 200.0**-steps for i in range(2)}
     np.savez(tmp_path / "a.npz", **changed)
     with pytest.raises(CheckpointError, match="freqs is .*set rope_theta"):
-        formats.read_checkpoint(tmp_path / "a.npz")
-    assert (
-        formats.read_checkpoint(tmp_path / "a.npz", rope_theta=200.0).model_config.rope_theta == 200
-    )
+        read(tmp_path / "a.npz")
+    assert read(tmp_path / "a.npz", rope_theta=200.0).model_config.rope_theta == 200
     np.savez(tmp_path / "b.npz", **tensors | {name: tensors[name][:3]})
     with pytest.raises(CheckpointError, match=rf"{name}: \(3,\) in the file, \(4,\) in the model"):
-        formats.read_checkpoint(tmp_path / "b.npz")
+        read(tmp_path / "b.npz")
 
 
 def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
     path = oracles.relative(shared_data, "vit5_a")[0]
-    checkpoint = formats.read_checkpoint(path, activation="gelu_tanh")  # the official code's
+    checkpoint = formats.read_checkpoint(
+        path, activation="gelu_tanh", rope_grid=(4, 4)
+    )  # the official code's
     for form, words in {
         "timm": "rotate registers",
         "official": "rope",

@@ -80,10 +80,10 @@ def rmsprop(p, grads, config, keep):
         yield p
 
 
-# Without decay LAMB has no trust ratio and is Adam; `test_trust.py` has the ratio.
+# Without decay LAMB has no trust ratio and is Adam, and LARS is SGD; `test_trust.py` has the ratio.
 REFERENCES = {
     "adamw": adamw, "nadamw": nadamw, "lamb": adamw, "sgd": sgd, "lion": lion,
-    "adafactor": adafactor, "rmsprop": rmsprop,
+    "adafactor": adafactor, "rmsprop": rmsprop, "lars": sgd,
 }  # fmt: skip
 
 

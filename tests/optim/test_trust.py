@@ -1,4 +1,4 @@
-"""LAMB and NAdamW against timm's, and LAMB's trust ratio against its formula in float64."""
+"""LAMB and NAdamW against timm's, and the trust ratios of LAMB and LARS against their formulas in float64."""
 
 import jax
 import numpy as np
@@ -67,6 +67,34 @@ def test_each_layer_of_a_stack_has_a_ratio_and_what_does_not_decay_has_none(kit)
     np.testing.assert_allclose(head[2], expected(*head[:2], 0.2), rtol=1e-5, atol=1e-6)
 
 
+def test_six_updates_of_lars_equal_the_formula(kit):
+    """m = b1 m + 0.001 |p| / |g + d p| (g + d p); p = p - lr m (You et al. 2017, Algorithm 1)."""
+    start, gradients = kit.vit(), [kit.vit(seed=seed) for seed in range(1, 7)]
+    config = kit.config(
+        name="lars", lr=3.0, b1=0.9, weight_decay=0.2, clip=0.0, weight_decay_rules=DECAYS
+    )
+    ours = kit.train(config, start, gradients)[0]
+
+    def expected(p, gradients, decay):
+        p, m = p.astype(np.float64), 0.0
+        for g in gradients:
+            u = g.astype(np.float64) + decay * p
+            ratio = 1e-3 * np.linalg.norm(p) / np.linalg.norm(u) if decay else 1.0
+            m = 0.9 * m + ratio * u
+            p = p - 3.0 * m
+        return p
+
+    def up(tree, name):
+        return tree["encoder"]["layers"]["mlp"]["up"][name]
+
+    for name, decay in (("kernel", 0.2), ("bias", 0.0)):
+        for layer, p in enumerate(up(start, name)):
+            wanted = expected(p, [up(g, name)[layer] for g in gradients], decay)
+            found = up(ours[-1], name)[layer]
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+            assert np.abs(found - p).max() > 1e-3
+
+
 def test_a_parameter_of_zeros_is_updated_without_a_ratio(kit):
     start = {"kernel": np.zeros((4, 3), np.float32)}
     config = kit.config(name="lamb", lr=0.1, weight_decay=0.2, **EXACT_DECAY)
@@ -94,6 +122,7 @@ def test_frozen_parameters_stay_and_have_no_state(kit):
     ],
 )
 def test_a_decay_that_cannot_be_inside_is_refused(kit, fields):
-    config = kit.config(name="lamb", weight_decay=0.2, **fields)
-    with pytest.raises(ConfigError, match="weight_decay_by"):
-        kit.make(config, kit.vit())
+    for name in ("lamb", "lars"):
+        config = kit.config(name=name, weight_decay=0.2, **fields)
+        with pytest.raises(ConfigError, match="weight_decay_by"):
+            kit.make(config, kit.vit())

@@ -1,6 +1,6 @@
 """What each shipped recipe compiles to on a TPU slice, kept as JSON to be reviewed in `tests/golden/`.
 
-    python -m tests.planning.golden [NAME …]     rewrites them on purpose; all of them: 10 minutes
+    python -m tests.planning.golden [NAME …]     rewrites them on purpose; all of them: 15 minutes
 
 `test_golden.py` compares. A change there is a change of what a pod will do: of memory, of traffic.
 """
@@ -70,6 +70,7 @@ CASES = {
     "vit_i21k-L16": Case("vit_i21k.py:L/16", "v5p:4x4x4"),
     "vit_jft-H14": Case("vit_jft.py:H/14", "v5e:16x16"),
     "scaling_vit-B16": Case("scaling_vit.py:B/16", "v5e:8x8"),
+    "scaling_vit-B16-v6e": Case("scaling_vit.py:B/16", "v6e:8x8"),
     "scaling_vit-G14": Case("scaling_vit.py:G/14", "v5p:8x8x16"),
     "masked_patches-B16": Case("masked_patches.py:B/16", "v5e:8x8"),
     "finetune": Case("finetune.py:imagenet2012", "v5p:2x2x2", changes=_FROM_CHECKPOINT + _INPUTS),
@@ -77,6 +78,15 @@ CASES = {
         "finetune.py:imagenet2012", "v5e:4x4",
         changes=(
             *_FROM_CHECKPOINT, *_INPUTS, ("model.name", "ViT-H/14"), ("data.image_size", 518), ("mesh.fsdp", 16),
+        ),
+    ),
+    # DINOv3's L.
+    "finetune-L16-768": Case(
+        "finetune.py:imagenet2012", "v5e:4x4",
+        changes=(
+            *_FROM_CHECKPOINT, *_INPUTS, ("model.name", "ViT-L/16"), ("data.image_size", 768), ("mesh.fsdp", 1),
+            ("model.position", "none"), ("model.rope", "centred"), ("model.rope_theta", 100.0),
+            ("model.registers", 4), ("model.layer_scale", "all"),
         ),
     ),
     "linear_probe": Case("linear_probe.py:imagenet2012", "v5e:2x2", changes=_FROM_CHECKPOINT + _INPUTS),

@@ -37,6 +37,28 @@ def made():
     return assembly, plan.make_plan(assembly, target.find("cpu:8"))
 
 
+def test_a_schedule_of_sizes_has_a_row_for_each_and_the_run_is_their_sum(made):
+    _, planned = made
+    config, alone = small_config(), small_config()
+    config.data.size_schedule, alone.data.image_size = ((0, 16), (0.4, 32)), 16
+    devices = target.find("cpu:8")
+    small, large = plan._by_size(planned, plan.make_assembly(config), devices)
+    assert [(row["image_size"], row["first_step"], row["steps"]) for row in (small, large)] == [
+        (16, 1, 4),
+        (32, 5, 6),
+    ]
+    assert large["flops_per_device"] == planned["flops_per_device"]
+    expected = compiling.prepare(plan.make_assembly(alone), devices).flops / 8
+    np.testing.assert_allclose(small["flops_per_device"], expected, rtol=0.01)  # and positions
+    for row, seconds in ((small, 1.0), (large, 3.0)):
+        row["seconds"] = dict.fromkeys(("floor", "expected", "ceiling"), seconds)
+    chip = target.find("v5e:2x2")
+    of_run = plan._of_run(planned | {"sizes": [small, large]}, chip, None)
+    assert of_run["hours"] == [22 / 3600] * 3 and of_run["images_per_second"] == [640 / 22] * 3
+    saved = report.text(planned | {"sizes": [small, large]})
+    assert "  16 px" in saved and "less than all at the largest size" in saved
+
+
 def test_memory_of_a_plan_is_what_xla_reports_of_the_step_that_runs(made):
     assembly, planned = made
     mesh = meshes.make_mesh(vars(assembly.config.mesh))

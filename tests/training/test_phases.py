@@ -15,8 +15,9 @@ from tests.models import test_contract as families
 from tests.training.test_step import make_config
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry, resized
-from vit_jax.training import phases
+from vit_jax.interchange import formats
+from vit_jax.models import positions, registry, resized
+from vit_jax.models.embeddings import sincos_2d
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import make_gradient
 
@@ -61,6 +62,23 @@ def test_gradients_of_small_images_reach_the_whole_table_of_positions():
     assert (jnp.abs(grads["position"][0, 1:]).max(-1) > 0).all()
 
 
+@pytest.mark.parametrize("position_at", ["stem", "shared"])
+def test_fixed_sines_are_spread_over_small_images(position_at):
+    """Their places are those that patches of the run's own size have; other runs compute them as before."""
+    assembly = assembled(**{"model.position": "sincos2d", "model.position_at": position_at})
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    state = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), state)
+    networks = assembly.networks
+    table = sincos_2d((4, 4), 64).reshape(4, 4, 64)
+    small = jax.image.resize(table, (2, 2, 64), "linear", antialias=True).reshape(1, 4, 64)
+    for size, expected in ((16, small), (32, table.reshape(1, 16, 64))):
+        model = state.learner(networks.for_batch(make_batch(size))).model
+        added = positions.table(None, model.config, jnp.float32, model.places)
+        np.testing.assert_allclose(added, expected, atol=1e-6)
+        if position_at == "stem":
+            np.testing.assert_array_equal(model.positions(jnp.float32), added)
+
+
 def test_a_step_of_small_images_does_not_change_a_fixed_table():
     changes = {"model.position": "fixed2d", "model.pool": "mean", "optim.ema": 0.9}
     assembly = assembled(**changes)
@@ -78,7 +96,7 @@ def test_a_step_of_small_images_does_not_change_a_fixed_table():
 
 def test_the_operations_of_a_run_are_those_of_its_phases():
     assembly = assembled(duration="100 steps")
-    small, large = phases.find_phases(assembly)
+    small, large = assembly.phases()
     assert [(p.image_size, p.first, p.stop) for p in (small, large)] == [(16, 0, 50), (32, 50, 100)]
     alone = assemble(
         resolve(make_config(**{"data.image_size": 16})), num_classes=10, examples_per_epoch=160
@@ -86,6 +104,40 @@ def test_the_operations_of_a_run_are_those_of_its_phases():
     assert small.step_flops == alone.step_flops < assembly.step_flops == large.step_flops
     assert assembly.flops() == 50 * small.step_flops + 50 * large.step_flops
     assert assembly.flops(45, 52) == 5 * small.step_flops + 2 * large.step_flops
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "objective.name": "mae",
+            "objective.width": 32,
+            "objective.depth": 1,
+            "objective.heads": 2,
+        },
+        {"objective.name": "masked_patches"},
+        {"optim.sam_rho": (0.1, 0.1), "optim.sam_alpha": 0.5},
+        {"lora.lora_rank": 2, "init_from": "CHECKPOINT"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_step_takes_images_of_each_size(changes, tmp_path):
+    if "init_from" in changes:
+        model = registry.model_config(
+            "ViT-mu/8", image_size=32, num_classes=10, width=64, depth=2, heads=4, mlp_dim=128, activation="gelu"
+        )  # fmt: skip
+        params = registry.split(registry.build(model, rngs=nnx.Rngs(0)))[1].params
+        changes = changes | {"init_from": str(tmp_path / "small.safetensors")}
+        checkpoint = formats.LoadedCheckpoint(model, params)
+        formats.write_checkpoint(checkpoint, changes["init_from"], "timm")
+    if "objective.name" in changes:
+        changes = changes | {"augment.mixup": 0.0, "model.num_classes": 0}
+    assembly = assembled(**changes)
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    for size in (16, 32):
+        batch = jax.eval_shape(lambda size=size: make_batch(size, 16))
+        after, _ = jax.eval_shape(assembly.train_step, state, batch)
+        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
 @pytest.mark.parametrize("family", families.TINY)

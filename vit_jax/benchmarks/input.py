@@ -203,7 +203,11 @@ def _psnr(source, config: Config) -> float | None:
     resize with Pillow, in dB; None where a crop is not merely a part, or has no colours, or there are
     several views.
     """
-    if config.data.train_crop == "pad" or config.data.channels != 3 or config.data.views:
+    if (
+        config.data.train_crop in ("pad", "jitter")
+        or config.data.channels != 3
+        or config.data.views
+    ):
         return None
     positions = np.arange(min(64, len(source)))
     ids = example_ids(config.seed, positions, len(source))

@@ -161,14 +161,25 @@ def define_model() -> None:
 
 
 def define_engine() -> None:
-    """Flag --engine."""
+    """Flags --engine and --precision."""
     flags.DEFINE_enum(
         "engine",
         "xla",
-        ("auto", "xla", "onnxruntime"),
-        "what computes classes: onnxruntime from an export that is made once, in ~/.cache/vit_jax/onnx; auto: on CPUs "
-        "what is faster here",
+        ("auto", "xla", "onnxruntime", "openvino"),
+        "what computes classes: onnxruntime and openvino from an export that is made once, in ~/.cache/vit_jax/onnx; "
+        "auto: on CPUs what is fastest here",
     )
+    flags.DEFINE_enum(
+        "precision",
+        "float32",
+        ("float32", "bfloat16", "int8"),
+        "what another engine computes products in: bfloat16 is openvino's, int8 onnxruntime's",
+    )
+
+
+def uses_engine() -> bool:
+    """Whether --engine or --precision ask for another engine than XLA, which needs no export."""
+    return (FLAGS.engine, FLAGS.precision) != ("xla", "float32")
 
 
 def define_exits() -> None:

@@ -38,12 +38,18 @@ def evaluate() -> None:
         "follow: of the file and the TensorBoard run; by default the suite's or evaluators'",
     )
     cli.define_exits()
+    cli.define_engine()
     cli.define_json()
     cli.define_register()
     cli.define_hosts()
     cli.parse_flags()
     cli.require(checkpoint="DIR")
 
+    if cli.uses_engine() and (FLAGS.follow or FLAGS.budget is not None or FLAGS.threshold):
+        raise flags.Error(
+            "--engine and --precision are for the classes of one checkpoint: pass them without --follow, --budget and "
+            "--threshold"
+        )
     if FLAGS.follow and (FLAGS.model or FLAGS.budget is not None):
         raise flags.Error(
             "--follow is for the checkpoints of a run: set it without --model and --budget (--threshold works)"
@@ -78,9 +84,15 @@ def evaluate() -> None:
         run, config = load_to_evaluate(
             FLAGS.checkpoint, settings, model_options, needs_data=not FLAGS.suite
         )
+        classifier = None
+        if cli.uses_engine():
+            from vit_jax.export.engines import make_classifier
+
+            classifier = make_classifier(run, FLAGS.engine, FLAGS.precision, config.data)
         result, absent = evaluate_run(
-            run, config, watch=with_progress, suite=FLAGS.suite, data_dir=FLAGS.data_dir
-        )
+            run, config, watch=with_progress, suite=FLAGS.suite, data_dir=FLAGS.data_dir,
+            logits_of=classifier and classifier.logits,
+        )  # fmt: skip
         lines = "\n".join(table(result, absent)) if FLAGS.suite else text(result)
         cli.print_result(result | ({"left_out": absent} if absent else {}), lines, process)
 
@@ -222,6 +234,7 @@ def serve() -> None:
         names=FLAGS.names,
         follow=FLAGS.follow,
         engine=FLAGS.engine,
+        precision=FLAGS.precision,
         settings=settings,
         model_options=cli.options(FLAGS.model),
     )

@@ -68,11 +68,11 @@ def predict() -> None:
     from vit_jax.prediction.predict import predict_files
 
     thresholds = cli.thresholds()
-    if thresholds and FLAGS.engine == "onnxruntime":
+    if thresholds and FLAGS.engine not in ("auto", "xla"):
         raise flags.Error(
-            "--engine=onnxruntime computes all exits: pass it without --budget and --threshold"
+            f"--engine={FLAGS.engine} computes all exits: pass it without --budget and --threshold"
         )
-    if FLAGS.native_tokens and (thresholds or FLAGS.engine != "xla"):
+    if FLAGS.native_tokens and (thresholds or cli.uses_engine()):
         raise flags.Error("pass --native_tokens without --engine, --budget and --threshold")
     picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
     files = find_images(images)
@@ -95,11 +95,12 @@ def _best(run: "TrainedModel"):
     from vit_jax.prediction.predict import check_head, make_best
 
     check_head(run)
-    if FLAGS.engine == "xla":  # without what exports need
+    if not cli.uses_engine():
         return make_best(run, native_tokens=FLAGS.native_tokens)
     from vit_jax.export.engines import make_classifier
 
-    return make_best(run, make_classifier(run, FLAGS.engine))
+    classifier = make_classifier(run, FLAGS.engine, FLAGS.precision)
+    return make_best(run, classifier and classifier.logits)
 
 
 def _load(settings: list[tuple[str, str]]) -> "TrainedModel":
@@ -162,9 +163,9 @@ def _define_features() -> None:
 def _features_are_wanted() -> bool:
     """Whether --features is passed. Raises `flags.Error` for flags that go with it, or against it."""
     wanted = FLAGS.features not in (None, "false")
-    if (wanted or FLAGS.out) and FLAGS.engine != "xla":
+    if (wanted or FLAGS.out) and cli.uses_engine():
         raise flags.Error(
-            f"--engine={FLAGS.engine} is for classes: pass it without --features and --out"
+            "--engine and --precision are for classes: pass them without --features and --out"
         )
     if wanted and (FLAGS.csv or FLAGS.picture or cli.thresholds()):
         raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")

@@ -6,6 +6,8 @@ Heads are (B, N, H, C). Softmax is in float32, and sums are accumulated in it.
 
 import contextlib
 import contextvars
+import functools
+import math
 from collections.abc import Iterator
 
 import jax
@@ -18,7 +20,7 @@ from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
 # Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own up to
-# 2,304 tokens and splash for longer sequences.
+# 2,560 tokens and splash for longer sequences.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "short", "splash")
 KERNELS = LazyTable(
     {
@@ -126,10 +128,10 @@ def attend(
         return KERNELS["short"].attend(q, k, v, lengths)
     if chosen == "cudnn":
         return KERNELS["cudnn"].fused_attention(q, k, v, lengths)
-    q = _scaled(q)
+    q, rest = _scaled(q)
     if chosen == "splash":
-        return KERNELS["splash"].splash(q, k, v, lengths)
-    return _attend(q, k, v, bias, lengths)
+        return KERNELS["splash"].splash(_rescaled(q, rest), k, v, lengths)
+    return _attend(q, k, v, bias, lengths, rest)
 
 
 def project_and_attend(
@@ -168,12 +170,12 @@ def weights(
     q: jax.Array, k: jax.Array, *, bias: Bias | None = None, lengths: jax.Array | None = None
 ) -> jax.Array:
     """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q; `lengths` as in `attend`."""
-    return jax.nn.softmax(_logits(_scaled(q), k, bias, lengths)).astype(q.dtype)
+    return jax.nn.softmax(_scaled_logits(q, k, bias, lengths)).astype(q.dtype)
 
 
 def logits(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
     """q kᵀ / √C + bias: (B, H, Q, N) float32."""
-    return _logits(_scaled(q), k, bias, None)
+    return _scaled_logits(q, k, bias, None)
 
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -256,40 +258,42 @@ def _note(implementation: str) -> None:
         kinds[implementation] = None
 
 
-@jax.custom_vjp
-def _attend(q, k, v, bias, lengths):
-    """Attention of scaled queries."""
-    return _forward(q, k, v, bias, lengths)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q, k, v, bias, lengths, rest):
+    """Attention of queries and the `rest` of their scale, see `_scaled`."""
+    return _forward(q, k, v, bias, lengths, rest)[0]
 
 
-def _forward(q, k, v, bias, lengths):
-    logits = _logits(q, k, bias, lengths)
+def _forward(q, k, v, bias, lengths, rest):
+    logits, rest = _logits(q, k, bias, lengths, rest)
     few = min(logits.shape[-2:]) <= FEW
     stored = recompute.named(logits, recompute.ATTENTION) if few else None
     largest = logits.max(-1, keepdims=True)
-    sums, total = weighted_sums(jnp.exp(logits - largest), v)
+    sums, total = weighted_sums(jnp.exp(_times(rest, logits - largest)), v)
     # Dividing here touches C numbers for each query instead of N.
     out = (sums / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
     out = recompute.named(out, recompute.ATTENTION)
-    logsumexp = recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION)
+    # Before the rest of the scale, as the logits from which it is subtracted.
+    logsumexp = largest[..., 0] + _times(1 / rest, jnp.log(total))
+    logsumexp = recompute.named(logsumexp, recompute.ATTENTION)
     return out, (q, k, v, bias, lengths, out, logsumexp, stored)
 
 
-def _backward(saved, dout):
+def _backward(rest, saved, dout):
     q, k, v, bias, lengths, out, logsumexp, stored = saved
     delta = product("bqhc,bqhc->bhq", dout, out)[..., None]
-    logits = _logits(q, k, bias, lengths) if stored is None else stored
-    p = jnp.exp(logits - logsumexp[..., None])
+    logits, rest_of_logits = _logits(q, k, bias, lengths, rest, stored)
+    p = jnp.exp(_times(rest_of_logits, logits - logsumexp[..., None]))
     dlogits = p * (product("bqhc,bnhc->bhqn", dout, v) - delta)
     dbias, dq = None, 0
     if callable(bias):
-        added, back = jax.vjp(lambda bias, q: bias(q), bias, q)
+        added, back = jax.vjp(lambda bias, q: bias(_rescaled(q, rest)), bias, q)
         dbias, dq = back(dlogits.astype(added.dtype))
     elif bias is not None:
         dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
     dlogits = dlogits.astype(q.dtype)
-    dq += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
-    dk = product("bhqn,bqhc->bnhc", dlogits, q).astype(k.dtype)
+    dq += _times(rest, product("bhqn,bnhc->bqhc", dlogits, k)).astype(q.dtype)
+    dk = _times(rest, product("bhqn,bqhc->bnhc", dlogits, q)).astype(k.dtype)
     dv = product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
     return dq, dk, dv, dbias, None
 
@@ -297,16 +301,49 @@ def _backward(saved, dout):
 _attend.defvjp(_forward, _backward)
 
 
-def _scaled(q: jax.Array) -> jax.Array:
-    return q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
+def _scaled(q: jax.Array) -> tuple[jax.Array, float]:
+    """Queries / √C, and the rest of that scale, which float32 logits are to be multiplied by; it is 1 for float32.
+
+    In 16 bits a √C that is no power of two is wrong by up to 0.2 %, which is another temperature of every softmax: the
+    queries are divided by the nearest power of two, which rounds nothing.
+    """
+    size = q.shape[-1]
+    if q.dtype.itemsize > 2:
+        return q / jnp.sqrt(size).astype(q.dtype), 1.0
+    power = 2.0 ** round(math.log2(size) / 2)
+    return q / power, power / math.sqrt(size)
 
 
-def _logits(q, k, bias, lengths):
+def _rescaled(q: jax.Array, rest: float) -> jax.Array:
+    """Queries with the rest of their scale, rounded once, for what takes them as they are."""
+    return q if rest == 1 else (rest * q.astype(jnp.float32)).astype(q.dtype)
+
+
+def _times(rest: float, x: jax.Array) -> jax.Array:
+    return x if rest == 1 else rest * x
+
+
+def _scaled_logits(q, k, bias, lengths):
+    q, rest = _scaled(q)
+    logits, rest = _logits(q, k, bias, lengths, rest)
+    return _times(rest, logits)
+
+
+def _logits(q, k, bias, lengths, rest, stored=None):
+    """The logits, and what is left of their scale: it is multiplied with where they are read, which takes no pass over
+    them of its own, and before a bias is added or keys are masked.
+    """
+    plain = bias is None and lengths is None
+    if stored is not None:
+        return stored, rest if plain else 1.0
     logits = product("bqhc,bnhc->bhqn", q, k)
+    if plain:
+        return logits, rest
+    logits = _times(rest, logits)
     if bias is not None:
-        logits = logits + (bias(q) if callable(bias) else bias)
-    if lengths is None:
-        return logits
-    counts = jnp.arange(k.shape[1]) < lengths[:, None]
-    # Not minus infinity: an image without keys would give NaN.
-    return jnp.where(counts[:, None, None], logits, jnp.finfo(logits.dtype).min)
+        logits = logits + (bias(_rescaled(q, rest)) if callable(bias) else bias)
+    if lengths is not None:
+        counts = jnp.arange(k.shape[1]) < lengths[:, None]
+        # Not minus infinity: an image without keys would give NaN.
+        logits = jnp.where(counts[:, None, None], logits, jnp.finfo(logits.dtype).min)
+    return logits, 1.0

@@ -108,9 +108,14 @@ def multiplies_bfloat16() -> bool:
     """Whether this machine's CPU has instructions for products in bfloat16, AMX or AVX-512 BF16 (known
     on Linux only).
     """
+    return bool({"amx_bf16", "avx512_bf16"} & cpu_instructions())
+
+
+@functools.cache
+def cpu_instructions() -> frozenset[str]:
+    """The names that Linux has for what this machine's CPU has, 'avx512_vnni'; none on other systems."""
     file = pathlib.Path("/proc/cpuinfo")
-    flags = file.read_text().split() if file.exists() else []
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+    return frozenset(file.read_text().split() if file.exists() else ())
 
 
 def summarize(config: ComputeOptions, mesh: Mesh, attention: Iterable[str] = ()) -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from vit_jax.compute import platform
 
 HEAD_SIZES = range(16, 129, 8)
-TOKENS = range(8, 2305)
+TOKENS = range(8, 2561)
 LANES = 128
 # Logits of one program, whose code is unrolled over them: if it has more heads than fill tiles, and at
 # most.

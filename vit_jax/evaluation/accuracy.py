@@ -2,8 +2,6 @@
 the number of hosts.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +13,6 @@ from vit_jax.data import loader
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOptions, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
-from vit_jax.models.contract import images_of
-from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
 
 SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
@@ -37,13 +33,13 @@ class Accuracy(LogitsEvaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        self._step = self._step or self._make_step(mesh)
+        self._step = self._step or self.of_logits(self._added, meshes.replicated(mesh))
         # Each step waits for the sums of the previous one: programs with collectives must not overtake
         # each other, and on simulated devices nothing else keeps them in line.
         sums = no_sums(mesh)
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
             for batch in watch(batches):
-                sums = self._step(trained.weights, sums, batch)
+                sums = self._step(trained.weights, batch, sums)
         return self._means(sums)
 
     def metrics(self) -> tuple[str, ...]:
@@ -62,16 +58,7 @@ class Accuracy(LogitsEvaluator):
         means = {name: total / max(count, 1) for name, total in totals.items()}
         return means | {"examples": int(count)}
 
-    def _make_step(self, mesh: Mesh) -> Callable:
-        """The compiled (weights, sums, batch) -> sums that adds one batch."""
-        forward = self.forward()
-
-        def step(weights: Weights, sums: dict, batch: dict) -> dict[str, jax.Array]:
-            return self._added(sums, forward(weights, images_of(batch)), batch)
-
-        return jax.jit(step, out_shardings=meshes.replicated(mesh))
-
-    def _added(self, sums: dict, logits: jax.Array, batch: dict) -> dict[str, jax.Array]:
+    def _added(self, logits: jax.Array, batch: dict, sums: dict) -> dict[str, jax.Array]:
         """`sums` with those of a batch, whose images have these logits."""
         context = self.context
         classes = context.model_config.num_classes

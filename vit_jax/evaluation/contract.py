@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -31,6 +32,8 @@ class EvalContext:
       definition: of the model.
       classes: label names in the order of its answers; () for a model without a head.
       networks: with what the objective owns; `None` outside of training, unless the model answers by it.
+      logits_of: images (B, H, W, C) uint8, normalised as `config.data` says, to logits (B, classes) float32, computed
+        by another engine than XLA with weights of its own; or `None`.
     """
 
     config: Config
@@ -38,6 +41,7 @@ class EvalContext:
     definition: nnx.GraphDef
     classes: tuple[str, ...]
     networks: Networks | None = None
+    logits_of: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +85,11 @@ class Evaluator:
     Attributes:
       Options: its frozen dataclass of options.
       expects: what a subclass has to define, for messages.
+      by_engine: whether it takes logits from `EvalContext.logits_of`, if that is there.
     """
 
     Options: ClassVar[type] = EvaluatorOptions
+    by_engine: ClassVar[bool] = False
     expects: ClassVar[str] = (
         "an evaluator is called as evaluator(trained, mesh, watch) and returns metrics by name, {'recall': 0.9}"
     )

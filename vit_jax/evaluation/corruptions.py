@@ -32,6 +32,7 @@ class Corruptions(Evaluator):
     """
 
     Options = contract.EvaluatorOptions
+    by_engine = True
 
     def __init__(self, options: contract.EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)

@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import loader, sources
+from vit_jax.data import crops, loader, sources
 from vit_jax.data.labels.classes import with_classes
+from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import (
     EvalContext,
@@ -52,6 +53,7 @@ class LogitsEvaluator(Evaluator):
     """
 
     Options = EvaluatorOptions
+    by_engine = True
     expects = (
         "score(self, examples) gets one Logits with .logits (n, classes) float32, .targets (n, classes) bool and "
         ".positions (n,), and returns metrics by name, {'recall': 0.9}"
@@ -97,26 +99,58 @@ class LogitsEvaluator(Evaluator):
         return Logits(logits, targets, np.arange(count))
 
     def forward(self) -> Callable[[Weights, jax.Array], jax.Array]:
-        """To be traced: weights and images (B, H, W, C) uint8 to logits (B, classes) float32."""
+        """To be traced: weights and images (B, H, W, C) uint8 to logits (B, classes) float32. XLA computes them,
+        whatever the engine; `of_logits` calls the engine.
+        """
         context = self.context
         network = make_forward(context.definition, context.model_config, self.config.data)
         return lambda weights, images: network(weights, images).logits
 
     def collect(self, weights: Weights, mesh: Mesh, watch: Watch = iter) -> Logits:
         """The logits of all examples that can be read, in their order, in every process."""
-        self._gather = self._gather or self._compiled(mesh)
+        self._gather = self._gather or self.of_logits(_gathered, meshes.batch_sharding(mesh))
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
             gathered = (self._gather(weights, batch) for batch in watch(batches))
             logits, targets, mask = on_host(gathered, mesh)
         positions = np.flatnonzero(mask > 0)
         return Logits(logits[positions], targets[positions] > 0, positions)
 
-    def _compiled(self, mesh: Mesh) -> Callable:
-        """(weights, batch) -> logits, targets and mask, sharded as the batch is."""
-        forward = self.forward()
+    def of_logits(self, function: Callable, out_shardings: Any) -> Callable:
+        """`function(logits, batch, …)`, compiled, as a function of (weights, batch, …): of the logits of a batch, by
+        the context's engine or XLA.
+        """
+        logits_of = self.context.logits_of
+        if logits_of is None:
+            forward = self.forward()
 
-        def gather(weights: Weights, batch: dict) -> tuple[jax.Array, ...]:
-            logits = forward(weights, images_of(batch))
-            return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
+            def traced(weights: Weights, batch: dict, *others: Any) -> Any:
+                return function(forward(weights, images_of(batch)), batch, *others)
 
-        return jax.jit(gather, out_shardings=meshes.batch_sharding(mesh))
+            return jax.jit(traced, out_shardings=out_shardings)
+        if _images(self.config.data) != _images(self.context.config.data):
+            raise ConfigError(
+                "config.eval.evaluators: data: another engine computes images normalised as config.data says: set "
+                "--engine=xla, or mean, std, image_size and permute there"
+            )
+        if self.config.data.native_tokens:
+            raise ConfigError(
+                "config.data.native_tokens: only XLA computes images at sizes of their own; set --engine=xla"
+            )
+        compiled = jax.jit(function, out_shardings=out_shardings)
+
+        def by_engine(weights: Weights, batch: dict, *others: Any) -> Any:
+            images = batch["image"]
+            logits = jax.device_put(logits_of(jax.device_get(images)), images.sharding)
+            return compiled(logits, batch, *others)
+
+        return by_engine
+
+
+def _gathered(logits: jax.Array, batch: dict) -> tuple[jax.Array, ...]:
+    """Logits, targets and mask."""
+    return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
+
+
+def _images(data: Data) -> tuple:
+    """What a program of images depends on."""
+    return crops.shape(data), data.mean, data.std, data.permute

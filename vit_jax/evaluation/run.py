@@ -1,8 +1,10 @@
 """Evaluates a trained model from its checkpoint."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
+import numpy as np
 from absl import logging
 
 from vit_jax import evaluation
@@ -18,7 +20,13 @@ from vit_jax.models import registry
 
 
 def evaluate_run(
-    run: TrainedModel, config: Config, watch: Watch = iter, *, suite: str = "", data_dir: str = ""
+    run: TrainedModel,
+    config: Config,
+    watch: Watch = iter,
+    *,
+    suite: str = "",
+    data_dir: str = "",
+    logits_of: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """All metrics of `config.eval.evaluators`; of several, each one's are logged as they come.
 
@@ -28,6 +36,7 @@ def evaluate_run(
       watch: see `Evaluator`.
       suite: one of `suites.SUITES`, in place of the config's evaluators.
       data_dir: where its data sets are, see `suites.make`.
+      logits_of: another engine than XLA, see `EvalContext`.
 
     Returns:
       The metrics, and why parts of the suite are skipped, by their prefix.
@@ -36,7 +45,7 @@ def evaluate_run(
       ConfigError: the data does not go with the model, there is no such evaluator, or it is not
         known how images are normalised.
     """
-    judges, absent = make_judges(run, config, suite, data_dir)
+    judges, absent = make_judges(run, config, suite, data_dir, logits_of)
     trained = evaluated(run)
     mesh, all_metrics = meshes.replica_mesh(), {}
     with jax.set_mesh(mesh):
@@ -48,7 +57,11 @@ def evaluate_run(
 
 
 def make_judges(
-    run: TrainedModel, config: Config, suite: str = "", data_dir: str = ""
+    run: TrainedModel,
+    config: Config,
+    suite: str = "",
+    data_dir: str = "",
+    logits_of: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[evaluation.Suite, dict[str, str]]:
     """The evaluators of `evaluate_run`, whose arguments these are, and why parts of the suite are skipped.
 
@@ -58,7 +71,7 @@ def make_judges(
     definition, _ = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes or run.own else ()
     networks = run.own.networks if run.own else None
-    context = EvalContext(config, run.model_config, definition, classes, networks)
+    context = EvalContext(config, run.model_config, definition, classes, networks, logits_of)
     if suite:
         judges, absent = suites.make(suite, context, data_dir)
     else:
@@ -71,6 +84,9 @@ def make_judges(
         lines = [judged_images(evaluator.data(), len(source)) for evaluator, source in judged]
         for line in dict.fromkeys(lines):  # Several judge the same images.
             logging.info("%s", line)
+    for prefix, evaluator in judges.evaluators if logits_of else ():
+        if not evaluator.by_engine:
+            logging.warning("%s: computed by XLA, whatever --engine is", prefix or "metrics")
     return judges, absent
 
 

@@ -1,17 +1,23 @@
 """A trained model as ONNX, for onnxruntime and others."""
 
+import contextlib
 import functools
 import json
+import logging
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
+from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
+from vit_jax.compute import choices
 from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
@@ -75,15 +81,54 @@ def write(
 
 def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
     """The program of a file: images to its first output. Raises `ConfigError` without onnxruntime."""
+    onnxruntime = _import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    # Threads that wait would take the cores from the processes that decode.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
+    return lambda x: session.run(None, {images.name: x})[0]
+
+
+def _import_onnxruntime() -> ModuleType:
     try:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(
             f"to run an ONNX file needs onnxruntime: {pip_install('onnx')}"
         ) from error
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (images,) = session.get_inputs()
-    return lambda x: session.run(None, {images.name: x})[0]
+    return onnxruntime
+
+
+def with_int8_products(path: pathlib.Path) -> pathlib.Path:
+    """The file, beside `path`, whose products of matrices are of int8: weights are rounded once, a scale for each
+    column, and activations as they come (onnxruntime's dynamic quantization). Made if it is not there. Raises
+    `ConfigError` without onnxruntime.
+    """
+    _import_onnxruntime()
+    target = path.with_stem(f"{path.stem}_int8")
+    if target.exists():
+        return target
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # Instructions before VNNI add two products in 16 bits, in which only numbers of seven bits have room.
+    has_vnni = {"avx512_vnni", "avx_vnni"} & choices.cpu_instructions()
+    with outputs.writing(epath.Path(target)) as partial, _without_advice():
+        quantize_dynamic(
+            path, partial, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=not has_vnni,
+            weight_type=QuantType.QInt8,
+        )  # fmt: skip
+    return target
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """onnxruntime warns that another tool of its own could prepare the model, which changes nothing here."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _stored(precision: str, name: str, array: np.ndarray) -> tuple[dict, list]:

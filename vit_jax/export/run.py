@@ -202,6 +202,19 @@ def _map_program(
 
 def class_program(run: TrainedModel, data: Data, normalization: str = INSIDE) -> Program:
     """Of a model that does not segment; see `export_run`."""
+    program = logits_program(run, data, normalization)
+    if not run.model_config.num_classes:
+        return program
+    activation = objectives.activation(run.config.objective)
+
+    def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
+        return activation(program.answer(weights, images))
+
+    return program._replace(answer=answer, outputs=("probabilities",))
+
+
+def logits_program(run: TrainedModel, data: Data, normalization: str = INSIDE) -> Program:
+    """As `class_program`, with logits (B, classes) float32 in place of probabilities."""
     config = _portable(run.model_config)
     definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
     plain = make_network(definition, config)
@@ -210,15 +223,12 @@ def class_program(run: TrainedModel, data: Data, normalization: str = INSIDE) ->
         return plain(weights, augment.permuted(images, data))
 
     network = make_forward(definition, config, data) if normalization == INSIDE else beside
-    activation = objectives.activation(run.config.objective)
 
     def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
         output: ModelOutput = network(weights, images)
-        if output.logits is None:
-            return output.features.astype(np.float32)
-        return activation(output.logits)
+        return output.features.astype(np.float32) if output.logits is None else output.logits
 
-    return Program(answer, weights, ("probabilities" if config.num_classes else "features",))
+    return Program(answer, weights, ("logits" if config.num_classes else "features",))
 
 
 def _sides(shape: tuple) -> list:

@@ -21,6 +21,7 @@ from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFil
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
 NAME = "huggingface"
+_KIND = "image_processor_type"
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _USUAL = {
     "image_mean": (0.5,) * 3,
@@ -35,15 +36,28 @@ _CLIP = {
     "image_std": (0.26862954, 0.26130258, 0.27577711),
     "size": {"shortest_edge": 224},
 }
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+# The processors that are known: where each differs from ViT's.
 _OF_PROCESSORS = {
+    "ViT": {},
     "DeiT": _CROPPING,
     "Bit": _CROPPING | _CLIP,
     "CLIP": _CROPPING | _CLIP,
     "Siglip": {"resample": 3},
+    "DINOv3ViT": _IMAGENET,
     "EfficientNet": {"resample": 3},
 }
-# For a network with a head, these divide by the deviations once more: their files have the roots.
-_DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast")
+# Which of them a file that names none is for, by the beginning of config.json's `model_type`; else ViT's.
+_OF_MODELS = {
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov3": "DINOv3ViT",
+    "siglip2": "Siglip2",
+    "siglip": "Siglip",
+    "clip": "CLIP",
+    "bit": "Bit",
+    "efficientnet": "EfficientNet",
+}
 
 
 def recognises(file: CheckpointFile) -> bool:
@@ -58,9 +72,10 @@ def recognises(file: CheckpointFile) -> bool:
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """The model of a folder of `transformers`; `layout` keeps `config.json` too."""
     path = file.path / PROCESSOR
-    processor = _filled(pytorch.read_json(path)) if path.exists() else {}
+    processor = _filled(file, path) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
-    metadata = file.config | {"processor_size": _cut_size(processor).get("image_size")}
+    cut = _cut_size(processor) if processor and processor[_KIND] in _OF_PROCESSORS else {}
+    metadata = file.config | {"processor_size": cut.get("image_size")}
     metadata |= tensors_by_name.requested_metadata(request)
     match = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
     checkpoint = tensors_by_name.read_named(file, match, NAME, request, {})
@@ -124,20 +139,17 @@ def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Prepro
     """What preprocessor_config.json says, older and newer, see `_filled`; `None`, with a warning, for what we cannot
     do.
     """
-    resample, resizes = metadata["resample"], metadata.get("do_resize", True)
-    if resample not in _FILTERS or not resizes:
-        name, value = ("resample", resample) if resizes else ("do_resize", "false")
+    if problem := _unsupported(metadata):
         logging.warning(
-            "%s says %s = %s, which is not supported (resample is 2, bilinear, or 3, bicubic): how images are prepared "
-            "is taken as unknown; set it with --config.data.mean, std, eval_crop, eval_resize and interpolation",
-            path, name, value,
+            "%s says %s: how images are prepared is taken as unknown; set it with --config.data.mean, std, eval_crop, "
+            "eval_resize and interpolation",
+            path, problem,
         )  # fmt: skip
         return None
-    filter = _FILTERS[resample]
-    mean, std = _normalization(metadata)
+    filter, (mean, std) = _FILTERS[metadata["resample"]], _normalization(metadata)
     if not metadata["do_center_crop"]:
         return Preprocessing(image_size, tuple(mean), tuple(std), "resize", interpolation=filter)
-    size, crop = metadata["size"], "squash" if _kind(metadata) == "DeiT" else "transformers"
+    size, crop = metadata["size"], "squash" if metadata[_KIND] == "DeiT" else "transformers"
     if isinstance(size, dict):
         crop = "transformers" if "shortest_edge" in size else "squash"
         size = size.get("shortest_edge") or min(size["height"], size["width"])
@@ -152,34 +164,59 @@ def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Prepro
     return Preprocessing(image_size, tuple(mean), tuple(std), crop, size, filter)
 
 
+def _unsupported(metadata: dict) -> str:
+    """What of a processor we cannot do, and what we can; '' if there is nothing."""
+    if metadata[_KIND] not in _OF_PROCESSORS:
+        known = ", ".join(f"{kind}ImageProcessor" for kind in _OF_PROCESSORS)
+        return f"{_KIND} = {metadata[_KIND]}ImageProcessor, which is not supported ({known} are)"
+    if not metadata.get("do_resize", True):
+        return "do_resize = false, which is not supported"
+    if metadata["resample"] not in _FILTERS:
+        return (
+            f"resample = {metadata['resample']}, which is not supported (resample is 2, bilinear, or 3, "
+            "bicubic)"
+        )
+    mean, std = _normalization(metadata)
+    if not all(0 <= x <= 1 for x in mean) or not all(0 < x <= 1 for x in std):
+        return (
+            "rescale_factor, rescale_offset, image_mean and image_std that subtract "
+            f"{', '.join(f'{x:.4g}' for x in mean)} from pixels in [0, 1] and divide by "
+            f"{', '.join(f'{x:.4g}' for x in std)}, where only numbers from 0 to 1 are supported"
+        )
+    return ""
+
+
 def _normalization(metadata: dict) -> tuple[list[float], list[float]]:
-    """Mean and deviation of pixels in [0, 1], from those of pixels times `rescale_factor`, less 1 with
-    `rescale_offset`.
+    """Mean and deviation of pixels in [0, 1], from those of pixels times `rescale_factor`.
+
+    EfficientNet's processor alone subtracts 1 before that with `rescale_offset`, and for a network with a head divides
+    by the deviations once more: its files have the roots.
     """
     mean, std = list(metadata["image_mean"]), list(metadata["image_std"])
+    its_own = metadata[_KIND] == "EfficientNet"
+    again = std if its_own and metadata.get("include_top", True) else [1.0] * len(std)
     if metadata.get("do_normalize") is False:
-        mean, std = [0.0] * 3, [1.0] * 3
-    if metadata.get("image_processor_type") in _DIVIDING_TWICE and metadata.get(
-        "include_top", True
-    ):
-        std = [x * x for x in std]
+        mean, std = [0.0] * len(mean), [1.0] * len(std)
+    std = [x * y for x, y in zip(std, again, strict=True)]
     factor = metadata.get("rescale_factor", 1 / 255) if metadata.get("do_rescale", True) else 1.0
-    offset = 1.0 if metadata.get("rescale_offset") else 0.0
+    offset = 1.0 if its_own and metadata.get("rescale_offset") else 0.0
     scale = 255 * factor
     if math.isclose(scale, 1) and not offset:  # no rounding where nothing changes
         return mean, std
     return [(x + offset) / scale for x in mean], [x / scale for x in std]
 
 
-def _filled(metadata: dict) -> dict:
-    """What preprocessor_config.json says; what it leaves out is as its processor has it."""
-    return _USUAL | _OF_PROCESSORS.get(_kind(metadata), {}) | metadata
-
-
-def _kind(metadata: dict) -> str:
-    """Of a processor: ViT, DeiT, Bit, …"""
-    name = metadata.get("image_processor_type") or metadata.get("feature_extractor_type") or ""
-    return re.sub("(ImageProcessor|FeatureExtractor).*", "", name)
+def _filled(file: CheckpointFile, path: epath.Path) -> dict:
+    """What preprocessor_config.json says; what it leaves out is as its processor has it, whose name, ViT, DeiT, …, is
+    in `_KIND`.
+    """
+    metadata = pytorch.read_json(path)
+    name = metadata.get(_KIND) or metadata.get("feature_extractor_type") or ""
+    kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", name)
+    if not kind:
+        model = file.config.get("model_type", "")
+        kind = next((kind for start, kind in _OF_MODELS.items() if model.startswith(start)), "ViT")
+    return _USUAL | _OF_PROCESSORS.get(kind, {}) | metadata | {_KIND: kind}
 
 
 def _cut_size(metadata: dict) -> dict[str, Size]:

@@ -42,6 +42,11 @@ def find_saved(
     return None
 
 
+def with_found(checkpoint: LoadedCheckpoint) -> LoadedCheckpoint:
+    """The checkpoint with its objective in place of the file's tensors, whose sizes are those of the file's images."""
+    return dataclasses.replace(checkpoint, objective=find_saved(checkpoint), extras={})
+
+
 def beside(checkpoint: LoadedCheckpoint, format: str, path: epath.PathLike) -> Beside:
     """What a file of a format gets of a checkpoint's objective; nothing if the format has no place for it.
 

@@ -143,6 +143,14 @@ def sines(rows, columns, omega: np.ndarray):
     return xp.concatenate([xp.sin(x), xp.cos(x), xp.sin(y), xp.cos(y)], axis=-1)
 
 
+def spread_sincos_2d(
+    grid: tuple[int, int], width: int, places: tuple[int, int] | None
+) -> np.ndarray:
+    """`sincos_2d` of the grid `places` spread over `grid`, as a learned table would be; `None`: that of `grid`."""
+    table = sincos_2d(places or grid, width)
+    return interpolate(table, grid, method="bilinear", old_grid=places or grid)
+
+
 def sinusoids(rows: int, width: int) -> np.ndarray:
     """Fixed position embedding (1, rows, D) float32 over the row number (arXiv 1706.03762 §3.5): of a
     pair of channels 2i, 2i + 1 the sine and the cosine of row / 10000^(2i / D).

@@ -32,7 +32,8 @@ class LayerFeatures:
     """What a layer gives of a batch.
 
     Attributes:
-      tokens: (B, N, D): class and other learned tokens, then patches or places row by row.
+      tokens: (B, N, D): class and distillation token, then patches or places row by row; no registers, as in
+        `ModelOutput.tokens`.
       name: of the layer: 'blocks/3', 'stage2'.
       grid: rows and columns of the patches; `None` of a family whose config has no grid.
       has_class_token: whether the first token is one.
@@ -208,7 +209,16 @@ def _select(
     if x.ndim == 4:  # a feature map
         flat = x.reshape(x.shape[0], -1, x.shape[-1])
         return LayerFeatures(flat, name, (x.shape[1], x.shape[2]), has_class_token=False)
-    return _of_tokens(x, name, layout.network_of(model.config, name))
+    config = layout.network_of(model.config, name)
+    return _of_tokens(_without_registers(x, config), name, config)
+
+
+def _without_registers(x: jax.Array, config: classifier.ClassifierConfig) -> jax.Array:
+    """What is captured of a layer, (B, N, D), less its registers, which follow class and distillation token."""
+    count, placed = getattr(config, "registers", 0), getattr(config, "placed_tokens", 0)
+    if not count:
+        return x
+    return jnp.concatenate([x[:, :placed], x[:, placed + count :]], axis=1)
 
 
 def _of_tokens(x: jax.Array, name: str, config: classifier.ClassifierConfig) -> LayerFeatures:

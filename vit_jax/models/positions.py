@@ -35,7 +35,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier
-from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
+from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids, spread_sincos_2d
 
 KINDS = ("learned", "learned2d", "factorized", "sincos2d", "fixed2d", "relative", "none")
 _TABLES = ("learned", "sinusoid", "fixed2d")
@@ -139,24 +139,25 @@ def joined(x, y, tokens=None, *, summed: bool = False):
     return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
 
 
-def table(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:
+def table(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
     """What is added to the tokens: (1, prefix + N, D).
 
     Args:
       learned: from `variables`.
+      places: see `vit.VisionTransformer`.
     """
     if config.position == "sincos2d":
-        return jnp.asarray(sincos_2d(config.grid, config.width), dtype)
+        return jnp.asarray(spread_sincos_2d(config.grid, config.width, places), dtype)
     return (learned() if isinstance(learned, Learned2d) else learned[...]).astype(dtype)
 
 
-def of_layer(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:
+def of_layer(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
     """What is added to the tokens: (1, T, D), with rows of zeros for tokens without a position; of relative
     positions, the embeddings of distances.
     """
     if config.position == "relative":
         return learned[...]
-    added = table(learned, config, dtype)
+    added = table(learned, config, dtype, places)
     placeless = jnp.zeros((1, config.tokens - added.shape[1], config.width), dtype)
     return jnp.concatenate(
         [added[:, : config.prefix], placeless, added[:, config.prefix :]], axis=1

@@ -65,6 +65,12 @@ def resized(
     return nnx.merge(definition, *(patterns.map_named(fit, tree) for tree in weights))
 
 
+def spread_sines(model: nnx.Module, config: classifier.ClassifierConfig) -> None:
+    """Has a model at another size spread the fixed sines of `config` over its patches, where it computes such."""
+    if getattr(config, "position", "") == "sincos2d" and hasattr(model, "places"):
+        model.places = config.grid
+
+
 def tables(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> frozenset[str]:

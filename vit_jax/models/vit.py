@@ -19,7 +19,7 @@ from vit_jax.compute.learned import per_example
 from vit_jax.models import classifier, contract, pooling
 from vit_jax.models.attention import Attention, implementation_option
 from vit_jax.models.contract import ModelOutput, PatchBatch
-from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
+from vit_jax.models.embeddings import PatchEmbedding, prepend, spread_sincos_2d
 from vit_jax.models.layers import Mlp, layer_norm
 
 _SIZE = dict(minimum=1, role="size")
@@ -75,7 +75,13 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
 
 
 class VisionTransformer(classifier.Classifier):
-    """Images to logits (ViT Eq. 1 to 4), in four steps: `patches`, `place`, `encode`, `read`."""
+    """Images to logits (ViT Eq. 1 to 4), in four steps: `patches`, `place`, `encode`, `read`.
+
+    Attributes:
+      places: grid whose fixed sines are spread over the patches, in steps of other sizes; `None`: their own.
+    """
+
+    places: tuple[int, int] | None = None
 
     def __init__(self, config: VisionTransformerConfig, *, rngs: nnx.Rngs):
         dtype, width, normal = jnp.dtype(config.dtype), config.width, nnx.initializers.normal
@@ -161,7 +167,8 @@ class VisionTransformer(classifier.Classifier):
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         """What `place` adds, (1, prefix + N, D)."""
         if self.config.position == "sincos2d":
-            return jnp.asarray(sincos_2d(self.config.grid, self.config.width), dtype)
+            table = spread_sincos_2d(self.config.grid, self.config.width, self.places)
+            return jnp.asarray(table, dtype)
         return None if self.position is None else self.position[...].astype(dtype)
 
     def encode(

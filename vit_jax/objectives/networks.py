@@ -220,6 +220,7 @@ class Networks:
             from vit_jax.models import resized
 
             model = resized.resized(model, stored, self.model_config, resized.SCHEDULED)
+            resized.spread_sines(model, stored)
         own = None
         if OWN in params:
             definition, _ = registry.split(

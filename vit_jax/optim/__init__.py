@@ -46,7 +46,7 @@ def make(
        parameter's multiplier of the learning rate and d its decay: d = lr m wd for decay by 'lr' (AdamW:
        wherever the learning rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch
        the decay), d = 0 by 'gradient', where wd is `weight_decay` times the multiplier of
-       `weight_decay_rules`; of LAMB, whose decay is part of its direction (see `trust`), d = 0;
+       `weight_decay_rules`; of LAMB and LARS, whose decay is part of their direction (see `trust`), d = 0;
     4. frozen parameters get an update of exactly 0. Nothing is stored for them. So do frozen layers of a
        stack, for which state is kept as for the others.
 
@@ -100,7 +100,7 @@ def make(
         from vit_jax.optim import trust
 
         inside = multipliers.weight_decays(config, shapes)
-        direction = optax.chain(direction, trust.scale_by_trust_ratio(inside))
+        direction = trust.with_trust_ratio(config.name, direction, inside)
         decays = dict.fromkeys(decays, 0.0)
     trained = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),

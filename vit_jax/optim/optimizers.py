@@ -79,6 +79,13 @@ def lamb(config: Optim) -> optax.GradientTransformation:
     return adamw(config)
 
 
+def lars(config: Optim) -> optax.GradientTransformation:
+    """SGD's momentum (You et al. 2017, Algorithm 1) of gradients that `trust` has scaled together with their decay; the
+    learning rate multiplies the momentum, as in the linear probes of MoCo v3 and MAE, and is not inside it.
+    """
+    return sgd(config)
+
+
 def schedule_free(config: Optim) -> optax.GradientTransformation:
     """Adam's direction without a first moment; `schedule_free.averaged` has what takes its place."""
     return optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
@@ -92,10 +99,11 @@ OPTIMIZERS = {
     "lion": lion,
     "rmsprop": rmsprop,
     "lamb": lamb,
+    "lars": lars,
     "schedule_free": schedule_free,
 }
 # Their directions are scaled to the length of the parameter; the decay belongs to the direction.
-SCALED_BY_TRUST = ("lamb",)
+SCALED_BY_TRUST = ("lamb", "lars")
 
 
 def keep(

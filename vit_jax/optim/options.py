@@ -6,7 +6,9 @@ from vit_jax.base import durations
 from vit_jax.base.schema import option
 
 # The optimizers of single numbers; all others are of matrices, see `preconditioners`.
-ELEMENTWISE = ("adamw", "nadamw", "lamb", "sgd", "adafactor", "lion", "rmsprop", "schedule_free")
+ELEMENTWISE = (
+    "adamw", "nadamw", "lamb", "lars", "sgd", "adafactor", "lion", "rmsprop", "schedule_free"
+)  # fmt: skip
 FALLING = ("cosine", "linear", "polynomial")  # schedules that fall to `lr_end`
 _WITH_ORTHOGONAL = ("muon", "adamuon", "normuon")
 _WITH_BLOCKS = ("shampoo", "soap")
@@ -32,7 +34,7 @@ class Optim:
 
     name: str = option(
         "adamw",
-        "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; "
+        "adamw, nadamw, schedule_free, lamb, lars, sgd, adafactor, lion or rmsprop; "
         "of matrices muon, adamuon, normuon, shampoo or soap",
     )
     lr: float = option(1e-3, "peak learning rate", minimum=0, maximum=1e4)
@@ -90,7 +92,8 @@ class Optim:
     )
     b1: float = option(
         0.9,
-        "adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum; schedule_free: "
+        "adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, lars, rmsprop: momentum; "
+        "schedule_free: "
         "how far the gradient is taken towards the mean",
         minimum=0,
         below=1,
@@ -100,13 +103,13 @@ class Optim:
         "adamw, nadamw, schedule_free, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap",
         minimum=0,
         below=1,
-        when={"name": lambda name: name != "sgd"},
+        when={"name": lambda name: name not in ("sgd", "lars")},
     )
     eps: float = option(
         1e-8,
         "adamw, nadamw, schedule_free, lamb: added to the root of the second moment; rmsprop: to the moment itself",
         minimum=0,
-        when={"name": lambda name: name not in ("sgd", "adafactor", "lion")},
+        when={"name": lambda name: name not in ("sgd", "lars", "adafactor", "lion")},
     )
     matrices: tuple = option(
         (),

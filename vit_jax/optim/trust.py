@@ -1,5 +1,5 @@
-"""The trust ratio of LAMB (You et al. 2020, arXiv 1904.00962): each layer's update is as long, relative to the
-learning rate, as its parameters are.
+"""The trust ratios of LAMB (You et al. 2020, arXiv 1904.00962) and LARS (You et al. 2017, arXiv 1708.03888): each
+layer's update is as long, relative to the learning rate, as its parameters are; in LARS a thousandth of that.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,35 @@ import optax
 
 from vit_jax.base import patterns
 
+# The trust coefficient of the paper, and of the linear probes of MoCo v3 and MAE.
+_LARS = 1e-3
 
-def scale_by_trust_ratio(decays: Mapping[str, float]) -> optax.GradientTransformation:
-    """Directions u to ratio · (u + d p), where the ratio is |p| / |u + d p|, and 1 if either is 0.
+
+def with_trust_ratio(
+    name: str, direction: optax.GradientTransformation, decays: Mapping[str, float]
+) -> optax.GradientTransformation:
+    """LAMB scales Adam's direction; LARS the gradient, of which `direction`, its momentum, is taken.
+
+    Args:
+      name: of the optimizer.
+      decays: see `scale_by_trust_ratio`.
+    """
+    if name == "lars":
+        return optax.chain(scale_by_trust_ratio(decays, _LARS), direction)
+    return optax.chain(direction, scale_by_trust_ratio(decays))
+
+
+def scale_by_trust_ratio(
+    decays: Mapping[str, float], coefficient: float = 1.0
+) -> optax.GradientTransformation:
+    """Directions u to ratio · (u + d p), where the ratio is c |p| / |u + d p|, and 1 if either is 0.
 
     As apex's `FusedLAMB` has it by default, and DeiT III with it: parameters without decay keep their direction.
     The layers of a stack have a ratio each; queries, keys and values, one parameter, have one together.
 
     Args:
       decays: d by parameter name.
+      coefficient: c.
     """
 
     def scale(name: str, u: jax.Array, p: jax.Array) -> jax.Array:
@@ -28,6 +48,7 @@ def scale_by_trust_ratio(decays: Mapping[str, float]) -> optax.GradientTransform
         axes = tuple(range(int(patterns.is_stacked(name)), p.ndim))
         lengths = [jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (p, u)]
         known = (lengths[0] > 0) & (lengths[1] > 0)
-        return u * jnp.where(known, lengths[0] / jnp.where(known, lengths[1], 1.0), 1.0)
+        ratio = coefficient * lengths[0] / jnp.where(known, lengths[1], 1.0)
+        return u * jnp.where(known, ratio, 1.0)
 
     return optax.stateless(lambda us, params: patterns.map_named(scale, us, params))

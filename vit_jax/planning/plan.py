@@ -137,9 +137,7 @@ def make_plan(
 
 def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
     """A row for each entry of `config.data.size_schedule`: its steps, and what one takes. `plan` is of the largest."""
-    from vit_jax.training.phases import find_phases
-
-    phases = find_phases(assembly)
+    phases = assembly.phases()
     largest = max(phases, key=lambda phase: math.prod(sizes.height_width(phase.image_size)))
     kept = ("flops_per_device", "seconds")
     rows = []
@@ -153,8 +151,8 @@ def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
             if target.tpu:
                 networks = assembly.networks.at_size(size)
                 at_size = dataclasses.replace(assembly, model_config=networks.model_config)
-                found = _on_tpu(plan | by_size[size], at_size, target, step, compiled)
-                by_size[size]["seconds"] = found["seconds"]
+                on_tpu = _on_tpu(plan | by_size[size], at_size, target, step, compiled)
+                by_size[size]["seconds"] = on_tpu["seconds"]
             elif target.gpu:
                 by_size[size]["seconds"] = _on_gpu(target, step, compiled.program)["seconds"]
         rows.append(

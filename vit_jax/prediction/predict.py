@@ -128,14 +128,14 @@ def check_head(run: TrainedModel) -> None:
 
 def make_best(
     run: TrainedModel,
-    classify: Callable[[np.ndarray], np.ndarray] | None = None,
+    logits_of: Callable[[np.ndarray], np.ndarray] | None = None,
     native_tokens: int = 0,
 ) -> Compiled:
     """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
     each.
 
     Args:
-      classify: what computes the probabilities of images instead of XLA, with weights of its own.
+      logits_of: what computes the logits of images instead of XLA, with weights of its own.
       native_tokens: each image is seen at the size and aspect of its own that so many patches allow, see
         `data.native_sizes`; 0: all are seen at one size.
 
@@ -143,17 +143,14 @@ def make_best(
       ConfigError: see `images.native_size`.
     """
     definition, data = registry.split(run.model)[0], data_of(run)
-    if classify:
-
-        def best_of(_, images: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
-            probabilities = classify(images)
-            numbers = np.argsort(-probabilities, axis=1, kind="stable")[:, :topk]
-            return np.take_along_axis(probabilities, numbers, axis=1), numbers
-
-        return Compiled(data, best_of)
+    activation = objectives.activation(run.config.objective)
+    if logits_of:
+        ranked = jax.jit(
+            lambda logits, topk: jax.lax.top_k(activation(logits), topk), static_argnums=1
+        )
+        return Compiled(data, lambda _, images, topk: ranked(logits_of(images), topk))
     native = native_size(run, data, native_tokens) if native_tokens else None
     forward = make_forward(definition, run.model_config, data)
-    activation = objectives.activation(run.config.objective)
 
     @functools.partial(jax.jit, static_argnums=2)
     def best(

@@ -15,7 +15,8 @@ from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import data_of, make_forward
-from vit_jax.export.engines import ONNXRUNTIME, make_classifier
+from vit_jax.evaluation.measures import probabilities
+from vit_jax.export.engines import make_classifier
 from vit_jax.inspection import maps, observe
 from vit_jax.inspection.contract import picture_of
 from vit_jax.models import registry
@@ -34,7 +35,9 @@ class Network:
       has_attention: whether `look` can be asked: the model attends among all patches.
     """
 
-    def __init__(self, run: TrainedModel, largest: int, engine: str = "xla"):
+    def __init__(
+        self, run: TrainedModel, largest: int, engine: str = "xla", precision: str = "float32"
+    ):
         """Compiles a program for every power of two below `largest`, and for `largest`; or prepares another
         engine, see `engines.make_classifier`.
 
@@ -45,7 +48,8 @@ class Network:
         self.sizes, self.step, self._model_config = batch_sizes(largest), run.step, run.model_config
         definition, weights = registry.split(run.model)
         self._weights = on_first_device(weights)
-        self._engine = make_classifier(run, engine)
+        self._kind = objectives.probabilities(run.config.objective)
+        self._engine = make_classifier(run, engine, precision)
         if self._engine is None:
             forward = make_forward(definition, run.model_config, self.data)
             activation = objectives.activation(run.config.objective)
@@ -61,7 +65,8 @@ class Network:
     def classify(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """The probabilities (n, classes) float32 of images (H, W, C) uint8, as many as one of `sizes`."""
         if self._engine is not None:
-            return self._engine(np.stack(images))
+            logits = self._engine.logits(np.stack(images))
+            return probabilities(logits, self._kind).astype(np.float32)
         return np.asarray(self._programs[len(images)](self._weights, np.stack(images)))
 
     def look(self, image: np.ndarray) -> np.ndarray:
@@ -79,7 +84,7 @@ class Network:
         """
         check_same_model(run, self._model_config, self.data, self.classes)
         if self._engine is not None:
-            self._engine = make_classifier(run, ONNXRUNTIME)
+            self._engine = make_classifier(run, self._engine.engine, self._engine.precision)
         self._weights = on_first_device(registry.split(run.model)[1])
         self.step = run.step
 

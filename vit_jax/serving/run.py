@@ -11,7 +11,7 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
-from vit_jax.export.engines import ONNXRUNTIME
+from vit_jax.export.engines import AUTO, XLA
 from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.following import Follower
@@ -31,6 +31,7 @@ def serve(
     names: Collection[str] = (),
     follow: bool = False,
     engine: str = "xla",
+    precision: str = "float32",
     settings: Sequence[tuple[str, str]] = (),
     model_options: Mapping[str, Any] | None = None,
 ) -> None:
@@ -42,7 +43,7 @@ def serve(
       batch_size: images, or their windows, computed together, at most.
       names: host names of requests, see `Server`.
       follow: whether newer checkpoints of a run take the place of the one that is served, see `following.py`.
-      engine: what computes classes, see `engines.make_classifier`.
+      engine, precision: what computes classes, see `engines.make_classifier`.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
       model_options: see `loading.load_run`.
@@ -61,9 +62,9 @@ def serve(
             f"{path}: the model has no head, and so no classes to serve: fine-tune it"
         )
     if run.own is None:
-        network = Network(run, batch_size, engine)
-    elif engine == ONNXRUNTIME:
-        raise ConfigError(f"{path}: --engine=onnxruntime computes classes, and the model segments")
+        network = Network(run, batch_size, engine, precision)
+    elif engine not in (AUTO, XLA):
+        raise ConfigError(f"{path}: --engine={engine} computes classes, and the model segments")
     else:
         network = MapNetwork(run, batch_size)
     about = {

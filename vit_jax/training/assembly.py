@@ -7,7 +7,6 @@ tests all start here.
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +45,7 @@ from vit_jax.training.zero import placement
 
 if TYPE_CHECKING:
     from vit_jax.optim.matrices import Matrices
+    from vit_jax.training.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Outline:
     @property
     def step_flops(self) -> int:
         """Operations of a training step, with images of `config.data.image_size` or the most patches: one forward pass
-        of every image and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
+        of every image and two more for its gradient, all twice in sharpness-aware training; see `Objective.flops`.
         """
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
         networks, data = self.networks, self.config.data
@@ -82,14 +82,26 @@ class Outline:
             networks = networks.at_size((data.native_patch, data.native_patch * tokens))
         return 3 * gradients * networks.objective.flops() * self.config.batch_size
 
+    def phases(self) -> "tuple[Phase, ...]":
+        """The steps of a run with `config.data.size_schedule`, by the size of their images."""
+        from vit_jax.training.phases import find_phases
+
+        passes = self.step_flops // self.networks.objective.flops()
+        return find_phases(self.config.data, self.networks, self.total_steps, passes)
+
     def flops(self, first: int = 0, stop: int | None = None) -> int:
         """Operations of the steps `first` to `stop` - 1, from 0; by default of the whole run."""
         stop = self.total_steps if stop is None else stop
-        if self.config.data.size_schedule or self.config.data.native_lengths:
-            from vit_jax.training import phases
-
-            return phases.flops(self, first, stop)
+        if self.config.data.size_schedule:
+            return sum(phase.flops(first, stop) for phase in self.phases())
+        if self.config.data.native_lengths:
+            choose = views.make_choice(self.config, 1)
+            each = [self._with_data(v.data).step_flops for v in views.variants(self.config)]
+            return sum(each[choose(step)] for step in range(first, stop))
         return self.step_flops * (stop - first)
+
+    def _with_data(self, data: Data) -> "Outline":
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, data=data))
 
     @property
     def keeps_average(self) -> bool:
@@ -208,7 +220,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     teachers += [("objective.teachers", path) for path in getattr(typed.objective, "teachers", ())]
     teachers += [("pseudo.teacher", typed.pseudo.teacher)]
     for field, teacher in teachers:
-        if workdir and teacher and _is_of_run(teacher, workdir):
+        if workdir and teacher and guards.is_of_run(teacher, workdir):
             raise ConfigError(
                 f"config.{field} = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
@@ -250,12 +262,6 @@ def _as_begun(data: Data, workdir: epath.PathLike) -> Data:
         1, workdir,
     )  # fmt: skip
     return dataclasses.replace(data, examine=False)
-
-
-def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
-    """Whether a checkpoint is one of the run in `workdir`."""
-    workdir, path = (os.path.realpath(os.path.expanduser(folder)) for folder in (workdir, path))
-    return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
 
 
 def outline(

@@ -350,3 +350,9 @@ def check_anchor(networks: Networks, config: Config) -> None:
                 f"{anchor.option} = {anchor.path} is a model of {name} {getattr(earlier, name, None)}, and the "
                 f"student's is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
             )
+
+
+def is_of_run(path: str, workdir: epath.PathLike) -> bool:
+    """Whether a checkpoint is one of the run in `workdir`."""
+    workdir, path = (os.path.realpath(os.path.expanduser(folder)) for folder in (workdir, path))
+    return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")

@@ -3,15 +3,16 @@ the networks can learn from it, and what the steps cost. Which step has which si
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.config import Config
-from vit_jax.data import size_schedule, views
+from vit_jax.data import size_schedule
+from vit_jax.data.options import Data
 from vit_jax.models import resized
 from vit_jax.objectives.networks import Networks
-from vit_jax.training.assembly import Outline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,60 +30,39 @@ class Phase:
     stop: int
     step_flops: int
 
+    def flops(self, first: int, stop: int) -> int:
+        """Operations of those of the steps `first` to `stop` - 1 that are in this phase."""
+        return self.step_flops * max(0, min(stop, self.stop) - max(first, self.first))
 
-def find_phases(outline: Outline) -> tuple[Phase, ...]:
-    """The phases of a run, in their order."""
-    data, total = outline.config.data, outline.total_steps
-    first = size_schedule.first_steps(data, total)
+
+def find_phases(data: Data, networks: Networks, total_steps: int, passes: int) -> tuple[Phase, ...]:
+    """The phases of a run, in their order.
+
+    Args:
+      data: `config.data`, with a schedule.
+      networks: of the run.
+      total_steps: its length.
+      passes: of an image's forward pass that a step counts as, for all its images together.
+    """
+    first = size_schedule.first_steps(data, total_steps)
+    all_sizes = [phase.data.image_size for phase in size_schedule.phases(data)]
     return tuple(
-        Phase(
-            phase.data.image_size,
-            start,
-            stop,
-            dataclasses.replace(
-                outline, networks=outline.networks.at_size(phase.data.image_size)
-            ).step_flops,
-        )
-        for phase, start, stop in zip(
-            size_schedule.phases(data), first, [*first[1:], total], strict=True
-        )
+        Phase(size, start, stop, passes * networks.at_size(size).objective.flops())
+        for size, start, stop in zip(all_sizes, first, [*first[1:], total_steps], strict=True)
     )
 
 
-def flops(outline: Outline, first: int, stop: int) -> int:
-    """Operations of the steps `first` to `stop` - 1."""
-    if outline.config.data.native_lengths:
-        return _flops_of_lengths(outline, first, stop)
-    return sum(
-        phase.step_flops * max(0, min(stop, phase.stop) - max(first, phase.first))
-        for phase in find_phases(outline)
-    )
-
-
-def _flops_of_lengths(outline: Outline, first: int, stop: int) -> int:
-    """Those of steps whose images have numbers of patches drawn by step."""
-    config = outline.config
-    of_variant = [
-        dataclasses.replace(
-            outline, config=dataclasses.replace(config, data=variant.data)
-        ).step_flops
-        for variant in views.variants(config)
-    ]
-    choose = views.make_choice(config, 1)
-    return sum(of_variant[choose(step)] for step in range(first, stop))
-
-
-def describe(outline: Outline) -> str:
+def describe(phases: Sequence[Phase]) -> str:
     """The sizes by step, and what they save, in a sentence."""
     parts = [
         f"{sizes.size_text(phase.image_size)} from step {phase.first + 1:,} on ({phase.step_flops:.3g} FLOP a step)"
-        for phase in find_phases(outline)
+        for phase in phases
     ]
-    saved = 1 - outline.flops() / (outline.step_flops * outline.total_steps)
-    own = sizes.size_text(outline.config.data.image_size)
+    last = phases[-1]
+    total = sum(phase.flops(0, last.stop) for phase in phases)
     return (
-        f"image sizes: {', '.join(parts)}; {outline.flops():.3g} FLOP in all, {saved:.1%} less than with {own} "
-        "pixels throughout"
+        f"image sizes: {', '.join(parts)}; {total:.3g} FLOP in all, {1 - total / (last.step_flops * last.stop):.1%} "
+        f"less than with {sizes.size_text(last.image_size)} pixels throughout"
     )
 
 

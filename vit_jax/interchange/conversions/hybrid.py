@@ -67,6 +67,11 @@ class Timm(vit_timm.Timm):
             raise CheckpointError(
                 "its patches come from a stem of convolutions (MobileCLIP's), which is not supported"
             )
+        if "bn1.weight" in inner:
+            raise CheckpointError(
+                "its patches come from a ResNet with batch norms (timm's …_resnet26d_… and …_resnet50d_…), which is "
+                "not supported: hybrids here are on ResNets with group norms (…_r26_…, …_r50_…)"
+            )
         sizes = resnet.timm_sizes(inner)
         detected = vit_timm.recognise(shapes, metadata, _stride(sizes))
         options = detected.options | sizes | {"epsilons": "timm"}

@@ -7,7 +7,7 @@ import itertools
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -179,6 +179,33 @@ def to_theirs(
         )
     fixed = _constants(rules, constants, dtypes or {})
     return itertools.chain(_stream(by_name, leaves, dtypes or {}), fixed.items())
+
+
+def edited(
+    rule: Rule, leaf: Any, edits: Mapping[str, Sequence[Callable[[np.ndarray], np.ndarray]]]
+) -> LazyArray:
+    """A parameter after its tensors were changed as a format has them.
+
+    Args:
+      rule: of the parameter.
+      leaf: an array, `LazyArray` or not.
+      edits: what is done to a tensor, by its name, one after the other; shapes stay.
+    """
+
+    def change(array: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        theirs = rule.transform.to_theirs([array])
+        for number, name in enumerate(names):
+            for edit in edits.get(name, ()):
+                theirs[number] = edit(theirs[number])
+        return rule.transform.to_ours(theirs)[0]
+
+    def read() -> np.ndarray:
+        array = np.asarray(leaf)
+        if not (patterns.is_stacked(rule.ours) and rule.by_layer):
+            return change(array, rule.names)
+        return np.stack([change(x, rule.names_of(layer)) for layer, x in enumerate(array)])
+
+    return LazyArray(tuple(leaf.shape), np.dtype(leaf.dtype), read)
 
 
 def _stream(rules: dict[str, Rule], leaves: dict[str, Any], dtypes: Mapping[str, Any]):

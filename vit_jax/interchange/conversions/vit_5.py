@@ -2,8 +2,8 @@
 in each block the frequencies of the rotations of patches and of registers.
 
 That code has the registers behind the patches, ours before them, which changes no result. What no
-tensor contains: the grid that the rotations were trained on, which is taken to be that of the table of
-positions; set `rope_grid` where a table was interpolated afterwards.
+tensor contains: the grid that the rotations were trained on, `rope_grid`. It is that of the table of positions in
+files of the published sizes of pre-training; others may be fine-tuned, their tables interpolated, and are asked for it.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 _PATCHES, _REGISTERS = "blocks.{layer}.attn.rope.freqs", "blocks.{layer}.attn.rope_reg.freqs"
+# Patches of a side that the published models were pre-trained with, by width: 224 pixels and 192.
+_PRETRAINED = {384: 14, 768: 12, 1024: 12}
 # What all of its networks have.
 _STRUCTURE = {
     "position": "learned", "position_at": "auto", "position_of_class": False, "position_of_registers": False,
@@ -58,8 +60,12 @@ class Authors(vit_timm.Timm):
             **{name: options[name] for name in ("qkv_bias", "qk_norm", "layer_scale")},
             **self.conventions,
         }
-        assumed = ("rope_grid", *self.conventions)
-        return contract.DetectedModel(options, self.layout(None), assumed=assumed)
+        return contract.DetectedModel(
+            options,
+            self.layout(None),
+            {"rope_grid": _open_grid(grid, options["width"])},
+            assumed=tuple(self.conventions),
+        )
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         places = [(_PATCHES, "rope_theta")]
@@ -99,3 +105,17 @@ class Authors(vit_timm.Timm):
         """That of DeiT-III, which it builds on: the smaller side fits the image exactly."""
         side = min(config.height_width)
         return torchvision_crop(config.image_size, side)
+
+
+def _open_grid(grid: tuple[int, int], width: int) -> contract.Open:
+    """How open it is which grid the rotations were trained on."""
+    side = _PRETRAINED.get(width)
+    known = dict.fromkeys([grid, *((n, n) for n in _PRETRAINED.values())])
+    if grid == (side, side):
+        return contract.Open(tuple(known))
+    published = f" The published models of width {width} have ({side}, {side})." if side else ""
+    ask = (
+        f"rope_grid: the grid of patches that its rotations were trained on, '{grid}' unless it was fine-tuned at "
+        f"another size.{published}"
+    )
+    return contract.Open(tuple(known), ask=ask)

@@ -100,3 +100,14 @@ def config_fields(config: PublishedViTConfig) -> dict[str, Any]:
         "attention_probs_dropout_prob": config.attention_dropout,
         "qkv_bias": config.qkv_bias,
     }
+
+
+def changed_fields(config: PublishedViTConfig, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that no tensor contains, of a model that differs from what config.json says.
+
+    Args:
+      value: see `options`.
+    """
+    stated, fields = options(value), config_fields(config)
+    changed = {n: o for n, o in _NOT_IN_TENSORS.items() if stated[o] != getattr(config, o)}
+    return {name: fields[name] for name in changed}

@@ -136,10 +136,8 @@ class HuggingFace(HuggingFaceConversion):
         return with_class_row(*with_learned_position(config, params))
 
     def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-        if "kind" in layout and "bare" in layout:
-            return layout["bare"] | vit_config_json.config_fields(config)
-        if "kind" in layout:  # The file's own value stays.
-            return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
+        if "kind" in layout:
+            return self._of_tower(config, layout)
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
         return vit_config_json.config_fields(config) | {
@@ -147,6 +145,15 @@ class HuggingFace(HuggingFaceConversion):
             "model_type": _model_type(config),
             "intermediate_size": config.mlp_dim,
         }
+
+    def _of_tower(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
+        """`config_json` of the other ViTs; of a file that was read, what differs from its own."""
+        vit_towers.check_square(config, layout["kind"])
+        if "bare" in layout:
+            return layout["bare"] | vit_config_json.config_fields(config)
+        if "config" in layout:
+            return vit_towers.changed_fields(config, layout["config"])
+        return vit_new_towers.config_json(config, layout["kind"])
 
 
 def _model_type(config: PublishedViTConfig) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import pytorch, vit_config_json
 from vit_jax.interchange.conversions.contract import DetectedModel, Shapes
@@ -90,10 +91,8 @@ _LEFT_OUT = {
 
 def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     """The model that a file holds, of a `model_type` in `DEFAULTS`."""
-    kind = metadata["model_type"]
-    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(metadata)
-    nested = {**metadata.get("vision_config", {}), **(metadata.get("vision_config_dict") or {})}
-    value |= nested
+    kind, value = metadata["model_type"], _with_defaults(metadata)
+    nested = [name for section in _sections(metadata).values() for name in section]
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
     prefixes = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
     if not prefixes:
@@ -117,6 +116,46 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
         {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
     return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
+
+
+def changed_fields(config: PublishedViTConfig, metadata: Mapping[str, Any]) -> Fields:
+    """What a config.json says otherwise of a model that was read with it and changed since, such as by another image
+    size.
+
+    Raises:
+      CheckpointError: transformers cannot compute that.
+    """
+    value = _with_defaults(metadata)
+    fields = vit_config_json.changed_fields(config, value)
+    if "image_size" in fields and "num_patches" in value:
+        fields["num_patches"] = math.prod(config.grid)
+        del fields["image_size"]
+    sections = _sections(metadata) if fields else {}
+    return {name: section | fields for name, section in sections.items()} or fields
+
+
+def check_square(config: PublishedViTConfig, kind: str) -> None:
+    """Raises `CheckpointError` for images that the network of this kind in transformers does not take."""
+    if kind != "dinov3_vit" and len(set(config.height_width)) > 1:
+        raise CheckpointError(
+            f"transformers computes positions of {kind} only for square images, and this model is for "
+            f"{sizes.size_text(config.image_size)} pixels: convert with --to=timm, or to orbax"
+        )
+
+
+def _with_defaults(metadata: Mapping[str, Any]) -> Fields:
+    """All that a config.json says, of a tower in that of image and text what its section says."""
+    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[metadata["model_type"]]
+    value |= dict(metadata)
+    for section in _sections(metadata).values():
+        value |= section
+    return value
+
+
+def _sections(metadata: Mapping[str, Any]) -> dict[str, Fields]:
+    """The sections of a config.json that are about the tower; the later overrides."""
+    names = ("vision_config", "vision_config_dict")
+    return {name: metadata[name] for name in names if metadata.get(name)}
 
 
 def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:

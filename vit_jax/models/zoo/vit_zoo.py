@@ -141,7 +141,9 @@ class PublishedViT(VisionTransformer):
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         at_stem = self.config.position_place == "stem"
-        return positions.table(self.position, self.config, dtype) if at_stem else None
+        if not at_stem:
+            return None
+        return positions.table(self.position, self.config, dtype, self.places)
 
     def encode(
         self, x, *, deterministic=True, rngs=None, capture=False, joining=None, native=None
@@ -155,7 +157,7 @@ class PublishedViT(VisionTransformer):
         x = dropout(x, config.dropout, first_key)
         position = None
         if config.position_place == "shared":
-            position = positions.of_layer(self.position, config, x.dtype)
+            position = positions.of_layer(self.position, config, x.dtype, self.places)
         x = self.pre_norm(x) if config.pre_norm else x
         moves = config.rope_shift, config.rope_jitter, config.rope_rescale
         angles = rotary.angles(self.rope, config, draw_key(rngs, deterministic, *moves), native)

@@ -154,7 +154,7 @@ def _sizes(assembly: Assembly) -> list[str]:
         return []
     from vit_jax.training import phases
 
-    return [phases.describe(assembly)]
+    return [phases.describe(assembly.phases())]
 
 
 def _adapted(assembly: Assembly, count: int) -> list[str]:

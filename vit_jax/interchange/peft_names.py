@@ -1,0 +1,84 @@
+"""Names of transformers' modules, as adapters of `peft` have them: in the code of transformers 5, or of 4. Files of
+models keep the names of 4 whatever wrote them.
+"""
+
+import re
+from collections.abc import Iterable
+
+from vit_jax.interchange.formats import LoadedCheckpoint
+
+# What stands before the names of a tower, by the class that has it.
+_TOWER = re.compile(r"(vit|deit|dinov2|dinov2_with_registers|vision_model|model)\.")
+_LAYERS = re.compile(r"(encoder\.)?layers?\.(?=\d)")
+# Of transformers 4, and of the code of 5.
+_MODULES = (
+    ("attention.attention.query", "attention.q_proj"),
+    ("attention.attention.key", "attention.k_proj"),
+    ("attention.attention.value", "attention.v_proj"),
+    ("attention.output.dense", "attention.o_proj"),
+    ("intermediate.dense", "mlp.fc1"),
+    ("output.dense", "mlp.fc2"),
+    ("mlp.weights_out", "mlp.down_proj"),
+)
+# One layer of 4 with the outputs of two of 5.
+_FUSED, _HALVES = "mlp.weights_in", ("mlp.gate_proj", "mlp.up_proj")
+# How the code of 5 calls the layers of a tower, by the `kind` of a layout; those of ViT and DeiT are `layers.`.
+_LAYERS_OF = {
+    "dinov2": "encoder.layer.",
+    "dinov2_with_registers": "encoder.layer.",
+    "dinov3_vit": "model.layer.",
+    "clip": "encoder.layers.",
+    "siglip": "encoder.layers.",
+    "siglip2": "encoder.layers.",
+}
+
+
+def canonical(name: str) -> str:
+    """A name of a module or tensor without what stands before a tower's, its layers as `layers.{number}`, and the
+    modules as in transformers 5; the same for each way to name it.
+    """
+    while match := _TOWER.match(name):
+        name = name[match.end() :]
+    if match := _LAYERS.match(name):
+        name = f"layers.{name[match.end() :]}"
+    for old, new in _MODULES:
+        if f".{old}." in f"{name}.":
+            return f"{name}.".replace(f".{old}.", f".{new}.")[:-1]
+    return name
+
+
+def modules(tensor: str) -> list[list[str]]:
+    """The canonical modules whose outputs make up a tensor `….weight`: one, or where a file has two in one, the two
+    too.
+    """
+    name, _, last = canonical(tensor).rpartition(".")
+    if last != "weight":
+        return []
+    fused = name.endswith(f".{_FUSED}")
+    return [[name], [name.replace(_FUSED, half) for half in _HALVES]] if fused else [[name]]
+
+
+def in_code(name: str, whole: LoadedCheckpoint) -> str:
+    """The name of a tensor in the code of transformers 5, from that in files.
+
+    Args:
+      whole: the model, in the layout of its file.
+    """
+    kind, prefix = whole.layout.get("kind", ""), whole.layout.get("prefix", "")
+    rest = canonical(name)
+    at = prefix if name.startswith(prefix) else ""
+    if kind in ("clip", "siglip") and not whole.model_config.num_classes:
+        at = ""  # of the tower's own class
+    if rest.startswith("layers."):
+        return at + _LAYERS_OF.get(kind, "layers.") + rest.removeprefix("layers.")
+    return at + rest
+
+
+def modules_in_code(tensors: Iterable[str], whole: LoadedCheckpoint) -> list[str]:
+    """The modules in the code of transformers 5 of these tensors `….weight` in files."""
+    names = [in_code(name, whole).removesuffix(".weight") for name in tensors]
+    return [
+        name.replace(_FUSED, half)
+        for name in names
+        for half in (_HALVES if name.endswith(f".{_FUSED}") else [_FUSED])
+    ]
