@@ -17,6 +17,7 @@ from vit_jax.devices import chips
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import naming
+from vit_jax.models.contract import GRID
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch, make_deterministic
@@ -193,9 +194,13 @@ def made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.
     labels = 2 if assembly.multi_label else assembly.num_classes
 
     def draw(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if name == GRID:  # all patches of the images
+            values = np.resize([1, batch["image"].shape[1]], like.shape)
+            return jax.device_put(values.astype(like.dtype), like.sharding)
         whole = np.int32 if like.dtype == np.float32 else like.dtype
         highest = labels if name == "label" else 256
         values = random.integers(0, highest, like.shape, whole)
         return jax.device_put(values.astype(like.dtype), like.sharding)
 
-    return {name: draw(name, like) for name, like in assembly.abstract_batch(mesh).items()}
+    batch = assembly.abstract_batch(mesh)
+    return {name: draw(name, like) for name, like in batch.items()}

@@ -18,6 +18,7 @@ from vit_jax.data.labels.masks import ClassTable, LabelMap, mask_table
 from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
+from vit_jax.models.contract import GRID
 
 # (index of an example, its place in the part that is filled, or None if it is not in there) -> the
 # record. Raises as the source does.
@@ -56,10 +57,13 @@ def specs(
       `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
+      Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`.
     """
     batches = []
     for variant in views.variants(config):
         shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in variant.shapes}
+        if variant.data.native_tokens:
+            shapes[GRID] = (config.batch_size, 2), np.int32
         if masks and not config.data.views:
             dtype = ClassTable.dtype if isinstance(masks, bool) else masks.dtype
             shapes["label"] = (config.batch_size, *crops.shape(variant.data)[:2]), dtype
@@ -102,7 +106,8 @@ class TrainBatches:
 
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill, of a step."""
-        return _empty(self.source, len(self.rows), self._variants[self._variant(step)].shapes)
+        variant = self._variants[self._variant(step)]
+        return _empty(self.source, len(self.rows), variant.data, variant.shapes)
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -144,6 +149,11 @@ class TrainBatches:
     ) -> None:
         """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
         image, name = example.image, example.name
+        if variant.data.native_tokens:
+            from vit_jax.data import native_sizes
+
+            native_sizes.fill_row(outs, image, variant.data, name=name, draws=draws[0])
+            return
         if not variant.views:
             labels = _label_map(self.source, example, outs)
             decode.train_crop(
@@ -224,8 +234,8 @@ class EvalBatches:
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill; those of all steps are alike."""
         mask = np.empty(len(self.rows), np.float32)
-        images = [("image", crops.shape(self._data))]
-        return _empty(self.source, len(self.rows), images) | {"mask": mask}
+        images = [("image", crops.batch_shape(self._data))]
+        return _empty(self.source, len(self.rows), self._data, images) | {"mask": mask}
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch, without padding."""
@@ -245,27 +255,29 @@ class EvalBatches:
         batch, bad = {name: array[part] for name, array in batch.items()}, {}
         batch["mask"][:] = ids < len(self.source)
         count = int(batch["mask"].sum())  # rows rise, so padding comes last
-        for array in batch.values():
-            array[count:] = 0
+        _clear(batch, slice(count, None))
         for row, index in enumerate(ids[:count].tolist()):
             try:
                 example = read(index, row)
-                outs = {name: array[row] for name, array in batch.items()}
-                decode.eval_crop(
-                    example.image,
-                    self._data,
-                    name=example.name,
-                    out=outs["image"],
-                    label_map=_label_map(self.source, example, outs),
-                )
+                self._cut(example, {name: array[row] for name, array in batch.items()})
             except BadImage as error:
                 pass_over(error, self._data)
                 bad[error.name] = error.why
-                for array in batch.values():
-                    array[row] = 0
+                _clear(batch, row)
             else:
                 _set_label(batch, row, example, self.source)
         return bad
+
+    def _cut(self, example: Record, outs: dict[str, np.ndarray]) -> None:
+        """Cuts an image and its mask."""
+        image, name = example.image, example.name
+        if self._data.native_tokens:
+            from vit_jax.data import native_sizes
+
+            native_sizes.fill_row(outs, image, self._data, name=name)
+            return
+        labels = _label_map(self.source, example, outs)
+        decode.eval_crop(image, self._data, name=name, out=outs["image"], label_map=labels)
 
 
 def _reader_of(source: Source) -> Read:
@@ -293,9 +305,17 @@ def pass_over(error: BadImage, config_data: Data) -> None:
         raise BadImage(error.name, f"{error.why}; {advice}") from error
 
 
-def _empty(source: Source, rows: int, images: list) -> dict[str, np.ndarray]:
+def _clear(batch: dict[str, np.ndarray], rows: slice | int) -> None:
+    """Makes the images in these rows black, or of one black patch, and their labels 0 or none."""
+    for name, array in batch.items():
+        array[rows] = name == GRID
+
+
+def _empty(source: Source, rows: int, data: Data, images: list) -> dict[str, np.ndarray]:
     """A batch of `rows` with `images`, (name, shape of an example) each."""
     batch = {name: np.empty((rows, *shape), np.uint8) for name, shape in images}
+    if data.native_tokens:
+        batch[GRID] = np.empty((rows, 2), np.int32)
     if mask_table(source):
         if "image" in batch:
             batch["label"] = np.empty(batch["image"].shape[:3], mask_table(source).dtype)

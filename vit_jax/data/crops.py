@@ -36,6 +36,13 @@ def shape(config_data: Data) -> tuple[int, int, int]:
     return (*sizes.height_width(config_data.image_size), config_data.channels)
 
 
+def batch_shape(config_data: Data) -> tuple[int, ...]:
+    """(height, width, channels) of an image in a batch; of those at sizes of their own (patches, values of a patch)."""
+    if config_data.native_tokens:
+        return config_data.native_tokens, config_data.native_patch**2 * config_data.channels
+    return shape(config_data)
+
+
 def train_part(height: int, width: int, config_data: Data, draws: Sequence[float]) -> Part:
     """The part that is cut out of an image of this size for training, and then resized to
     `config_data.image_size`, the target.

@@ -80,6 +80,20 @@ class Data:
         "other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of "
         "the run on, the last image_size; batch and rate stay; (): image_size throughout",
     )
+    native_tokens: int = option(
+        0,
+        "images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; "
+        "0: all are cut to image_size",
+        minimum=0,
+    )
+    native_lengths: tuple = option(
+        (),
+        "other numbers in training, (128, 256, 576): one a batch, drawn evenly by seed and step; (): native_tokens",
+        when={"native_tokens": bool},
+    )
+    native_patch: int = option(
+        0, "side of those patches; 0: the model's", minimum=0, when={"native_tokens": bool}
+    )
     channels: int = option(
         3,
         "of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has",
@@ -108,7 +122,7 @@ class Data:
     )
     crop_aspect: tuple = option(
         (3 / 4, 4 / 3),
-        "inception crop: narrowest and widest aspect ratio",
+        "inception crop: narrowest and widest aspect ratio, times that of image_size; native_tokens: the image's",
         above=0,
         length=2,
         when={"train_crop": ("inception",)},
@@ -261,9 +275,7 @@ class Pseudo:
         when={"teacher": bool},
     )
     soft: bool = option(
-        True,
-        "the teacher's probabilities are learned, not its decision",
-        when={"teacher": bool},
+        True, "the teacher's probabilities are learned, not its decision", when={"teacher": bool}
     )
     ratio: float = option(
         1.0,
@@ -279,10 +291,7 @@ class Augment:
 
     flip: bool = option(True, "mirror left-right with probability 1/2")
     color_jitter: float = option(
-        0.0,
-        "strength of random brightness, contrast and saturation; 0: none",
-        minimum=0,
-        maximum=10,
+        0.0, "strength of random brightness, contrast, saturation; 0: none", minimum=0, maximum=10
     )
     jitter: tuple = option(
         (),
@@ -291,18 +300,11 @@ class Augment:
         length=4,
     )
     jitter_probability: float = option(
-        0.8,
-        "share of the images that jitter changes",
-        minimum=0,
-        maximum=1,
-        when={"jitter": bool},
+        0.8, "share of the images that jitter changes", minimum=0, maximum=1, when={"jitter": bool}
     )
     grey: float = option(0.0, "probability that an image becomes grey", minimum=0, maximum=1)
     blur: float = option(
-        0.0,
-        "probability of a Gaussian blur, its deviation uniform in 0.1 to 2 pixels",
-        minimum=0,
-        maximum=1,
+        0.0, "probability of a Gaussian blur, its deviation 0.1 to 2 pixels", minimum=0, maximum=1
     )
     solarize: float = option(
         0.0, "probability that values from 128 on are inverted", minimum=0, maximum=1

@@ -1,5 +1,6 @@
 """Several views of one image: what `config.data.views` says of their number, size, part and augmentation. And the
-variants of a run's batches, by step: other sizes of the views, or of the image (`size_schedule`).
+variants of a run's batches, by step: other sizes of the views, or of the image (`size_schedule`,
+`native_lengths`).
 
 The host decodes an image once and cuts all of its views out; the devices augment each by itself. What is
 random about view number v is a function of (seed, step, v): another view more changes nothing of the
@@ -7,6 +8,7 @@ others. Of a run without views, images are as their view 0 would be.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -95,7 +97,7 @@ class Variant:
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape of an example) of the images."""
         return [(view.name, view.shape) for view in self.views] or [
-            ("image", crops.shape(self.data))
+            ("image", crops.batch_shape(self.data))
         ]
 
 
@@ -156,12 +158,15 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
 
 def variants(config: BatchSpec) -> tuple[Variant, ...]:
     """The ways in which the run's batches are cut, of which `make_choice` gives each step one: for every entry of
-    `config.data.size_schedule`; or the views as `of` has them, and with the sizes of each entry of
-    `config.data.view_sizes`.
+    `config.data.size_schedule` or `native_lengths`; or the views as `of` has them, and with the sizes of each entry
+    of `config.data.view_sizes`.
 
     Raises:
       ConfigError: see `of`; an entry has another number of sizes than there are views, or is no size of a schedule.
     """
+    if config.data.native_tokens and config.data.native_lengths:
+        at_length = functools.partial(dataclasses.replace, config.data, native_lengths=())
+        return tuple(Variant(at_length(native_tokens=n)) for n in config.data.native_lengths)
     if config.data.size_schedule:
         from vit_jax.data import size_schedule
 
@@ -188,6 +193,8 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     Args:
       examples: to train on.
     """
+    if config.data.native_tokens and (lengths := len(config.data.native_lengths)):
+        return lambda step: int(lengths * _drawn(config.seed, step))
     entries = _entries(config)
     if not (entries or config.data.size_schedule):
         return lambda step: 0
@@ -203,11 +210,16 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
         shares = [e.share * (step >= start) for e, start in zip(entries, starts, strict=True)]
         if not any(shares):
             return 0
-        bits = np.random.Philox(key=config.seed + (_CHOICE << 64), counter=step).random_raw()
-        drawn = (int(bits) >> 11) * 2.0**-53
+        drawn = _drawn(config.seed, step)
         return 1 + int(np.searchsorted(np.cumsum(shares) / sum(shares), drawn, side="right"))
 
     return choose
+
+
+def _drawn(seed: int, step: int) -> float:
+    """A number in [0, 1)."""
+    bits = np.random.Philox(key=seed + (_CHOICE << 64), counter=step).random_raw()
+    return (int(bits) >> 11) * 2.0**-53
 
 
 def _entries(config: BatchSpec) -> list[Sizes]:

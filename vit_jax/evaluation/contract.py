@@ -127,7 +127,12 @@ class Evaluator:
 
     def data(self) -> Data:
         """The section `data` of the run's config, with what the options change in it."""
-        return dataclasses.replace(self.context.config.data, **dict(self.options.data))
+        data = dataclasses.replace(self.context.config.data, **dict(self.options.data))
+        if data.native_tokens:
+            from vit_jax.data import native_sizes
+
+            data = native_sizes.for_model(data, self.context.model_config)
+        return data
 
 
 def held_out(evaluator: Evaluator) -> Source | None:

@@ -26,6 +26,7 @@ from vit_jax.evaluation.contract import (
 )
 from vit_jax.evaluation.forward import make_features
 from vit_jax.evaluation.gathering import on_host
+from vit_jax.models.contract import images_of
 from vit_jax.models.registry import Weights
 
 _MADE_UP = 1 << 24  # numbers in the features of a rehearsal: 64 MiB
@@ -110,7 +111,7 @@ class FeatureEvaluator(Evaluator):
         with loader.eval_batches(source, self._config, cut) as batches:
             for batch in watch(batches):
                 yield Features(
-                    self._forward(weights, batch["image"]), batch["label"], batch["mask"]
+                    self._forward(weights, images_of(batch)), batch["label"], batch["mask"]
                 )
 
 

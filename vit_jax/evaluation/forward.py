@@ -146,8 +146,7 @@ def _prepared(
 ) -> jax.Array | PatchBatch:
     dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
     if isinstance(images, PatchBatch):
-        shape = images.patches.shape
-        pixels = images.patches.reshape(*shape[:2], -1, data.channels)
-        pixels = augment.normalize(pixels, data.mean, data.std, dtype)
-        return images.replace(patches=pixels.reshape(shape))
+        from vit_jax.data.augmentation import patches
+
+        return patches.normalize(images, data.mean, data.std, dtype)
     return augment.prepared(images, data, dtype)

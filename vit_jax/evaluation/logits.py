@@ -22,6 +22,7 @@ from vit_jax.evaluation.contract import (
 )
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.evaluation.gathering import on_host
+from vit_jax.models.contract import images_of
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import to_targets
 
@@ -123,13 +124,17 @@ class LogitsEvaluator(Evaluator):
             forward = self.forward()
 
             def traced(weights: Weights, batch: dict, *others: Any) -> Any:
-                return function(forward(weights, batch["image"]), batch, *others)
+                return function(forward(weights, images_of(batch)), batch, *others)
 
             return jax.jit(traced, out_shardings=out_shardings)
         if _images(self.config.data) != _images(self.context.config.data):
             raise ConfigError(
                 "config.eval.evaluators: data: another engine computes images normalised as config.data says: set "
                 "--engine=xla, or mean, std, image_size and permute there"
+            )
+        if self.config.data.native_tokens:
+            raise ConfigError(
+                "config.data.native_tokens: only XLA computes images at sizes of their own; set --engine=xla"
             )
         compiled = jax.jit(function, out_shardings=out_shardings)
 

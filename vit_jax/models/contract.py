@@ -12,6 +12,9 @@ import jax
 Capture = bool | Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 
+GRID = "grid"  # in batches of images at sizes of their own, their rows and columns of patches
+
+
 @flax.struct.dataclass
 class PatchBatch:
     """Images of sizes of their own, each split into patches, row by row; what fills up to the longest is padding.
@@ -72,6 +75,11 @@ class Exiting(Protocol):
           logits (B, classes) float32, and what the next exit needs: a tree of arrays (B, ...), none
           after the last exit.
         """
+
+
+def images_of(batch: dict[str, jax.Array]) -> jax.Array | PatchBatch:
+    """The images of a batch as the loader gives it: `image`, with `grid` those of sizes of their own."""
+    return PatchBatch(batch["image"], batch[GRID]) if GRID in batch else batch["image"]
 
 
 def captured(capture: Capture, **arrays: jax.Array) -> dict[str, jax.Array]:

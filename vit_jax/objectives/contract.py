@@ -181,6 +181,7 @@ class Objective:
         `ObjectiveContext.views`.
       needs_masks: whether labels must be masks, (B, H, W) uint8 or uint16; what moves pixels of an image moves all
         targets with it.
+      takes_native: whether `image` may be a `contract.PatchBatch`, images at sizes of their own.
       own_answers: whether a trained model answers by what the objective owns too, so that evaluation and
         prediction load that with it.
       evaluator: the evaluator of runs that name none; '': `accuracy` with labels, `loss` without.
@@ -191,6 +192,7 @@ class Objective:
     mixes: ClassVar[bool] = True
     needs_views: ClassVar[bool] = False
     needs_masks: ClassVar[bool] = False
+    takes_native: ClassVar[bool] = False
     own_answers: ClassVar[bool] = False
     evaluator: ClassVar[str] = ""
 

@@ -22,6 +22,7 @@ from vit_jax.data import views
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models import classifier, registry
+from vit_jax.models.contract import GRID
 from vit_jax.models.lora import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
@@ -155,7 +156,8 @@ class Networks:
 
     def for_batch(self, batch: Batch) -> "Networks":
         """The same for the images of a batch, whose size a schedule may have changed."""
-        return self.at_size(batch["image"].shape[1:3]) if "image" in batch else self
+        has_size = "image" in batch and GRID not in batch
+        return self.at_size(batch["image"].shape[1:3]) if has_size else self
 
     @functools.cached_property
     def objective(self) -> Objective:

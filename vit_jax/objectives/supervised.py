@@ -39,6 +39,7 @@ class Supervised(Objective):
     """
 
     Options = SupervisedOptions
+    takes_native = True
 
     def __init__(self, options: SupervisedOptions, context: ObjectiveContext):
         super().__init__(options, context)

@@ -72,11 +72,15 @@ class Outline:
 
     @property
     def step_flops(self) -> int:
-        """Operations of a training step, with images of `config.data.image_size`: one forward pass of every image
-        and two more for its gradient, all of it twice in sharpness-aware training; see `Objective.flops`.
+        """Operations of a training step, with images of `config.data.image_size` or the most patches: one forward pass
+        of every image and two more for its gradient, all twice in sharpness-aware training; see `Objective.flops`.
         """
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
-        return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
+        networks, data = self.networks, self.config.data
+        if data.native_tokens:  # a row of patches, as many as an image has at most, costs the same
+            tokens = max(data.native_lengths, default=data.native_tokens)
+            networks = networks.at_size((data.native_patch, data.native_patch * tokens))
+        return 3 * gradients * networks.objective.flops() * self.config.batch_size
 
     def phases(self) -> "tuple[Phase, ...]":
         """The steps of a run with `config.data.size_schedule`, by the size of their images."""
@@ -90,7 +94,14 @@ class Outline:
         stop = self.total_steps if stop is None else stop
         if self.config.data.size_schedule:
             return sum(phase.flops(first, stop) for phase in self.phases())
+        if self.config.data.native_lengths:
+            choose = views.make_choice(self.config, 1)
+            each = [self._with_data(v.data).step_flops for v in views.variants(self.config)]
+            return sum(each[choose(step)] for step in range(first, stop))
         return self.step_flops * (stop - first)
+
+    def _with_data(self, data: Data) -> "Outline":
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, data=data))
 
     @property
     def keeps_average(self) -> bool:
@@ -199,8 +210,12 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
 
         permute.check_patches(typed.data)
     views.variants(typed)
-    objectives.find_objective(typed.objective)
-    model_config_of(typed, typed.model.num_classes or 1)
+    objective, _ = objectives.find_objective(typed.objective)
+    model_config = model_config_of(typed, typed.model.num_classes or 1)
+    if typed.data.native_tokens:
+        from vit_jax.data import native_sizes
+
+        typed = native_sizes.for_training(typed, objective.takes_native, model_config)
     teachers = [("objective.teacher", getattr(typed.objective, "teacher", ""))]
     teachers += [("objective.teachers", path) for path in getattr(typed.objective, "teachers", ())]
     teachers += [("pseudo.teacher", typed.pseudo.teacher)]
@@ -321,7 +336,7 @@ def assemble(config: Config, **data: Any) -> Assembly:
     made = outline(config, **data)
     model_config = made.model_config
     networks = dataclasses.replace(made.networks, teachers=_fixed_teachers(made.networks, config))
-    _check_anchor(networks, config)
+    guards.check_anchor(networks, config)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
         config.optim,
@@ -375,24 +390,3 @@ def _fixed_teacher(source: FromCheckpoint, networks: Networks, config: Config) -
     }
     classes = checkpoint.classes if source.gives == "logits" else None
     return FixedTeacher(source.path, source.option, checkpoint.model_config, describe, classes)
-
-
-def _check_anchor(networks: Networks, config: Config) -> None:
-    """Raises `ConfigError` if the weights that the model is anchored to are of another model."""
-    anchor = networks.objective.anchor()
-    if anchor is None or not anchor.path:
-        return
-    from vit_jax.interchange import formats
-
-    if networks.adapters:
-        raise ConfigError(
-            f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "
-            f"--{anchor.option}="
-        )
-    earlier, model = formats.read_checkpoint(anchor.path).model_config, networks.model_config
-    for name in ("width", "depth", "heads", "patch"):
-        if getattr(earlier, name, None) != getattr(model, name):
-            raise ConfigError(
-                f"{anchor.option} = {anchor.path} is a model of {name} {getattr(earlier, name, None)}, and the "
-                f"student's is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
-            )

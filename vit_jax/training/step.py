@@ -18,6 +18,7 @@ from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved, permuted
 from vit_jax.devices import meshes
+from vit_jax.models.contract import images_of
 from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import OWN, Networks, model_part
 from vit_jax.optim.options import Optim, is_of_matrices, takes_two_gradients
@@ -158,6 +159,14 @@ def prepare_inputs(
     }
     if all_views:
         images = views.augment_views(batch, all_views, augment_key, **normalization)
+    elif config.data.native_tokens:
+        from vit_jax.data.augmentation import patches
+
+        channels = config.data.channels
+        image = patches.augment_patches(
+            images_of(batch), augment_key, config.augment, channels=channels, **normalization
+        )
+        images = {"image": image}
     else:
         image, targets = augment(
             batch["image"], targets, augment_key, config.augment, **normalization
@@ -165,7 +174,7 @@ def prepare_inputs(
         if networks.objective.needs_masks:
             targets = moved(targets, augment_key, config.augment)
         images = {"image": permuted(image, config.data)}
-    images = {name: partitioning.constrain_batch(x) for name, x in images.items()}
+    images = jax.tree.map(partitioning.constrain_batch, images)
     return images, targets, model_key
 
 
@@ -276,7 +285,7 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
             total, variables = carry
             batch, key = part
             batch = batch | {
-                name: partitioning.constrain_batch(x)
+                name: jax.tree.map(partitioning.constrain_batch, x)
                 for name, x in batch.items()
                 if name.startswith("image")
             }

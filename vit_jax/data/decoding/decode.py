@@ -159,7 +159,7 @@ def train_crop(
         part = crops.train_part(height, width, config_data, draws)
         return part, crops.filled(height, width, config_data, draws)
 
-    _cut(image, name, place_of, config_data, out, label_map)
+    cut(image, name, place_of, config_data, out, label_map)
     if config_data.train_crop == "pad":
         _move(out, config_data.pad, draws, 0)
         if label_map is not None:
@@ -191,20 +191,19 @@ def eval_crop(
     out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
     whole = out.shape[:2]
     place_of = lambda h, w: (crops.eval_part(h, w, config_data), whole)  # noqa: E731
-    _cut(image, name, place_of, config_data, out, label_map)
-    return out
+    return cut(image, name, place_of, config_data, out, label_map)
 
 
-def _cut(
+def cut(
     image: bytes | np.ndarray,
     name: str,
     place_of: Callable[[int, int], Place],
     config_data: Data,
-    out: np.ndarray,
+    out: np.ndarray | None = None,
     label_map: LabelMap | None = None,
-) -> None:
-    """Puts the part that `place_of` chooses for a height and a width into `out` (H, W, C), and of a label
-    map into its own place.
+) -> np.ndarray:
+    """Puts the part that `place_of` chooses for a height and a width into `out` (H, W, C), by default an array of the
+    size that it chooses, and of a label map into its own place. Returns what it filled; `BadImage` as of `decode`.
     """
 
     def part_of(height: int, width: int) -> Part:
@@ -213,17 +212,19 @@ def _cut(
         if label_map is not None:
             size, most = (height, width), config_data.max_pixels
             label_map.cut(part, (rows, columns), size, name=name, max_pixels=most)
+        if out is None:
+            out = np.empty((rows, columns, channels), np.uint8)
         if (rows, columns) != out.shape[:2]:
             out[:] = 0
             out = out[:rows, :columns]
         return part
 
-    channels, interpolation = out.shape[2], config_data.interpolation
+    channels, interpolation = config_data.channels, config_data.interpolation
     if isinstance(image, np.ndarray):
         pixels = decode(image, name=name, channels=channels)
         part = part_of(*pixels.shape[:2])
         resize.cut_pixels(pixels, part, out, interpolation)
-        return
+        return out
     head = images.check_image(image, name, config_data.max_pixels)
     with decoding(name):
         if head.kind == images.JPEG and channels in (1, 3):
@@ -234,9 +235,10 @@ def _cut(
                 pixels = jpeg.decode(image, head.details, scale, channels)
                 if pixels is not None:
                     resize.cut_pixels(pixels, resize.scaled(part, scale), out, interpolation)
-                    return
+                    return out
             pixels = _decode(image, head, channels, name)
         else:
             pixels = _decode(image, head, channels, name)
             part = part_of(*pixels.shape[:2])
         resize.cut_pixels(pixels, part, out, interpolation)
+    return out

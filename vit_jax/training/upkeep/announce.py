@@ -143,7 +143,13 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
 
 
 def _sizes(assembly: Assembly) -> list[str]:
-    """The schedule of image sizes, if there is one."""
+    """The schedule of image sizes, or the numbers of patches, if there are such."""
+    if tokens := assembly.config.data.native_tokens:
+        lengths = assembly.config.data.native_lengths or (tokens,)
+        return [
+            f"images keep their aspects: up to {', '.join(map(str, lengths))} patches of "
+            f"{assembly.config.data.native_patch} pixels; evaluated whole, with {tokens}"
+        ]
     if not assembly.config.data.size_schedule:
         return []
     from vit_jax.training import phases

@@ -1,0 +1,200 @@
+"""Training with images at sizes of their own: batches, the step, the run, and what cannot learn from them."""
+
+import shutil
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.integration.conftest import TINY
+from tests.training.test_step import make_config
+from vit_jax.base import patterns
+from vit_jax.base.errors import ConfigError
+from vit_jax.data import native_sizes, sources
+from vit_jax.data.augmentation import augment, patches
+from vit_jax.data.batches import EvalBatches, TrainBatches, specs
+from vit_jax.models import registry
+from vit_jax.models.contract import PatchBatch
+from vit_jax.models.embeddings import cut_patches
+from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.step import make_gradient
+
+NATIVE = {"data.native_tokens": 16, "data.image_size": 32, "augment.mixup": 0.0}
+SIZES = (20, 60), (90, 30), (33, 33), (8, 100), (1, 300)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of two classes, whose photos have several aspects: (height, width) of `SIZES`."""
+    folder = tmp_path_factory.mktemp("photos")
+    for split in ("train", "test"):
+        for number in range(12):
+            path = folder / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            height, width = SIZES[number % len(SIZES)]
+            pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+            assert cv2.imwrite(str(path), pixels)
+    return folder
+
+
+def native_config(photos, **changes):
+    options = {"data.name": "folder", "data.path": str(photos), "batch_size": 8}
+    return resolve(make_config(**NATIVE | options | changes))
+
+
+def test_batches_are_the_same_on_any_number_of_hosts(photos):
+    config = native_config(photos)
+    assert config.data.native_patch == 8
+    source = sources.open_source(config.data, "train")
+
+    def of_hosts(count):
+        parts = []
+        for host in range(count):
+            batches = TrainBatches(source, config, np.arange(8).reshape(count, -1)[host])
+            batch = batches.empty(3)
+            batches.fill(batch, 3, slice(None))
+            parts.append(batch)
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    whole = of_hosts(1)
+    assert whole["image"].shape == (8, 16, 192) and whole["grid"].shape == (8, 2)
+    assert len({tuple(grid) for grid in whole["grid"].tolist()}) > 2
+    counts = whole["grid"].prod(1)
+    assert counts.max() <= 16 and not any(
+        row[n:].any() for row, n in zip(whole["image"], counts, strict=True)
+    )
+    for count in (2, 4):
+        for name, array in of_hosts(count).items():
+            np.testing.assert_array_equal(array, whole[name])
+
+
+def test_a_batch_has_one_of_several_lengths_drawn_by_step(photos):
+    config = native_config(photos, **{"data.native_lengths": (4, 12, 30)})
+    source = sources.open_source(config.data, "train")
+    shapes = [spec["image"].shape for spec in specs(config, num_classes=2)]
+    assert shapes == [(8, 4, 192), (8, 12, 192), (8, 30, 192)]
+    batches = TrainBatches(source, config, np.arange(4))
+    lengths = [batches.empty(step)["image"].shape[1] for step in range(300)]
+    again = TrainBatches(source, config, np.arange(4, 8))
+    assert lengths[100:] == [again.empty(step)["image"].shape[1] for step in range(100, 300)]
+    assert all(80 < lengths.count(length) < 120 for length in (4, 12, 30))
+    assembly = assemble(config, num_classes=2, examples_per_epoch=12)
+    whole = assembly.flops(0, 300)
+    assert whole == assembly.flops(0, 100) + assembly.flops(100, 300)
+    assert 0 < whole < 300 * assembly.step_flops
+
+
+def test_evaluation_sees_whole_images_and_fills_up_with_one_patch(photos):
+    config = native_config(photos)
+    source = sources.open_source(config.data, "test")
+    batches = EvalBatches(source, config, np.arange(8), batch_size=8)
+    batch = batches.empty(1)
+    batches.fill(batch, 1, slice(None))
+    assert batch["mask"].tolist() == [1.0] * 4 + [0.0] * 4  # 12 photos
+    assert batch["grid"][4:].tolist() == [[1, 1]] * 4 and not batch["image"][4:].any()
+    record = source[8]
+    pixels = native_sizes.read_image(record.image, config.data, patch=8, tokens=16, name="")
+    grid = tuple(batch["grid"][0].tolist())
+    assert pixels.shape == (8 * grid[0], 8 * grid[1], 3)
+    np.testing.assert_array_equal(
+        batch["image"][0, : grid[0] * grid[1]], cut_patches(pixels[None], grid)[0]
+    )
+
+
+def test_a_crop_keeps_the_aspect_of_its_image():
+    """As timm's RandomResizedCropToSequence: ratios are relative to the image's own."""
+    data = make_config(**NATIVE | {"data.crop_aspect": (1.0, 1.0), "data.crop_area": (0.25, 0.25)})
+    data = resolve(data).data
+    wide = np.zeros((100, 400, 3), np.uint8)
+    image = native_sizes.read_image(wide, data, patch=8, tokens=16, name="", draws=[0.5] * 40)
+    assert image.shape == (16, 64, 3)
+
+
+def test_flips_are_those_of_whole_images():
+    images = np.random.default_rng(0).integers(0, 256, (6, 16, 24, 3), np.uint8)
+    key = jax.random.key(3)
+    padded = np.zeros((6, 8, 192), np.uint8)
+    padded[:, :6] = cut_patches(images, (2, 3))
+    native = PatchBatch(jnp.asarray(padded), jnp.full((6, 2), jnp.array([2, 3]), jnp.int32))
+    flipped = patches.flip(native, key, 3)
+    expected = augment.flip(images, key)
+    assert 0 < np.sum(np.any(expected != images, (1, 2, 3))) < 6
+    np.testing.assert_array_equal(flipped.patches[:, :6], cut_patches(expected, (2, 3)))
+    assert not flipped.patches[:, 6:].any()
+
+
+def test_the_step_of_square_images_is_the_ordinary_one():
+    """The same gradients and metrics, of flips and parts of a batch too; and as many operations."""
+    changes = {"batch_size": 4, "accumulate": 2, "model.depth": 1}
+    random = np.random.default_rng(0)
+    image = random.integers(0, 256, (4, 32, 32, 3), np.uint8)
+    label = jnp.arange(4, dtype=jnp.int32)
+    batches = [
+        {"image": image, "label": label},
+        {"image": cut_patches(image, (4, 4)), "grid": np.full((4, 2), 4, np.int32), "label": label},
+    ]
+    results = []
+    for batch, options in zip(batches, ({"data.native_tokens": 0}, {}), strict=True):
+        config = resolve(make_config(**NATIVE | changes | options))
+        assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+        gradient_of = make_gradient(assembly.networks, assembly.learning_rate, config)
+        state = jax.jit(assembly.init)(jax.random.key(0))
+        results.append((*jax.jit(gradient_of)(state, batch)[:2], assembly.step_flops))
+    (grads, metrics, flops), (native_grads, native_metrics, native_flops) = results
+    assert flops == native_flops
+    np.testing.assert_allclose(native_metrics["loss"], metrics["loss"], rtol=1e-5)
+    for name, grad in patterns.named(grads).items():
+        ours = patterns.named(native_grads)[name]
+        np.testing.assert_allclose(ours, grad, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"augment.mixup": 0.2}, "config.augment.mixup = 0.2 mixes images of one grid"),
+        ({"augment.randaugment_layers": 2}, "randaugment_layers = 2 changes whole images"),
+        ({"data.train_crop": "pad"}, "config.data.train_crop = 'pad' cuts images of one size"),
+        ({"data.native_tokens": 3}, "less than a row of patches .* 4: set it to about 16"),
+        ({"data.native_lengths": (16, 2)}, "native_lengths: 2 is less than a row"),
+        ({"data.native_patch": 16}, "the model's patch is 8"),
+        ({"data.size_schedule": ((0, 16), (0.5, 32))}, "config.data.size_schedule"),
+        ({"objective.name": "mae"}, "the objective 'mae' learns from images of one size"),
+        ({"data.permute": "patches", "data.permute_patch": 8}, "permutes images of one size"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_with_patches_is_refused_by_name(changes, message):
+    with pytest.raises(ConfigError, match=f"config.data.native_tokens.*{message}|{message}"):
+        resolve(make_config(**NATIVE | changes))
+
+
+def test_a_family_of_one_size_says_why():
+    config = vit_jax.load_config("configs/mixer.py:B/16")
+    config.update_from_flattened_dict({"data.native_tokens": 196, "augment.mixup": 0.0})
+    config.augment.randaugment_layers = 0
+    with pytest.raises(ConfigError, match="a weight for each token"):
+        resolve(config)
+
+
+def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(photos, tmp_path, compilation_cache):
+    config = vit_jax.load_config("configs/digits.py")
+    config.update_from_flattened_dict(
+        TINY | NATIVE | {"compilation_cache": compilation_cache, "model.depth": 1, "batch_size": 8}
+        | {"data.name": "folder", "data.path": str(photos), "data.train_crop": "inception"}
+        | {"data.eval_split": "test", "data.train_split": "train", "data.native_lengths": (8, 16)}
+    )  # fmt: skip
+    config.checkpoint.keep = 9
+    result = vit_jax.train(config, tmp_path / "whole")
+    killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for folder in (killed / "checkpoints").iterdir():
+        if folder.name.isdigit() and int(folder.name) > 4:
+            shutil.rmtree(folder)
+    assert vit_jax.train(config, killed)["loss"] == result["loss"]
+    whole, again = (
+        patterns.named(registry.split(vit_jax.load_run(tmp_path / name).model)[1].params)
+        for name in ("whole", "killed")
+    )
+    for name, x in again.items():
+        np.testing.assert_array_equal(x, whole[name], err_msg=name)
