@@ -39,8 +39,10 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     """
     augment.check_normalization(data, source)
     data = augment.with_channels(data)
-    size, crop = sizes.size_text(data.image_size), crops.describe_crop(data)
-    logging.info("images: %s pixels (%s), mean %s, std %s", size, crop, data.mean, data.std)
+    size, crop = f"{sizes.size_text(data.image_size)} pixels", crops.describe_crop(data)
+    if data.native_tokens:
+        size, crop = f"up to {data.native_tokens} patches", f"whole, {data.interpolation}"
+    logging.info("images: %s (%s), mean %s, std %s", size, crop, data.mean, data.std)
     return data
 
 
