@@ -17,20 +17,17 @@ vit_jax train --config=configs/distill.py:photos --workdir=DIR --config.objectiv
     DeiT-Ti/16 on your own images (--config.data.path) on one machine, from a RUN fine-tuned on them;
 vit_jax train --config=configs/distill.py:smoke --workdir=DIR --config.objective.teacher=RUN
     a small ViT on digits, 96.3 % (labels alone: 96.0), RUN being one of configs/digits.py; :smoke,soft or ,patient too.
-vit_jax train --config=configs/distill.py:features --workdir=DIR --config.data.path=PHOTOS \\
-  --config.objective.teachers='("CHECKPOINT",)'
-    the features of teachers with or without heads, from images without labels: configs/features.py.
 
 --config.model.distilled=False removes the distillation token; patient students have none. Any model can be the
-student, by --config.model.name, or the teacher.
+student, by --config.model.name, or the teacher. distill.py:features is configs/features.py:photos.
 
 Expect, of 300 epochs with RegNetY-16GF as the teacher and its decision, 74.5, 81.2 and 83.4 % top-1
 on ImageNet (72.2, 79.9 and 81.8 without one: configs/deit.py, whose recipe this is). BiT-R50x1 with the patience of
 the paper and BiT-M's R152x2 (83.0 %) as the teacher: 82.8 %; the authors publish both.
 
 Where sources differ: soft distillation takes the paper's temperature of 3 and share of 0.1, the authors' code 1
-and 0.5. The paper's teacher is a RegNet, a family that is not here.
-The patient recipes are those of big_vision (bit_i1k.py, FlexiViT's): its 1,200 epochs are called a good middle way.
+and 0.5. The paper's teacher is a RegNet, which is not here. The patient recipes are big_vision's (bit_i1k.py,
+FlexiViT's), which calls 1,200 epochs a good middle way.
 """
 
 import deit
@@ -49,10 +46,9 @@ PATIENT = {  # data set, trained on, evaluated on, classes; epochs; learning rat
 
 
 def get_config(arg="DeiT-S/16"):
-    models = ("smoke", "photos", "features", *SIZES, *PATIENT)
-    model, kind = recipes.arguments(arg, model=models, kind=KINDS)
-    if model == "features":
+    if arg == "features":
         return features.get_config("photos")
+    model, kind = recipes.arguments(arg, model=("smoke", "photos", *SIZES, *PATIENT), kind=KINDS)
     if model != "smoke" and (kind == "patient") != (model in PATIENT):
         raise ConfigError(f"config argument {arg!r}: patient are only {', '.join(PATIENT)}")
     if kind == "patient":
@@ -62,9 +58,7 @@ def get_config(arg="DeiT-S/16"):
         own = {"repeats": 1, "num_classes": None}
         recipes.on_photos(config, epochs=100, steps=1000, lr=5e-4 * 64 / 512, **own)
     smoothing = config.objective.label_smoothing
-    config.objective.name = "distill"
-    config.objective.teacher = ""
-    config.objective.label_smoothing = smoothing
+    config.objective.update(dict(name="distill", teacher="", label_smoothing=smoothing))
     config.objective.kind = kind or "hard"
     if kind == "soft":
         config.objective.alpha = 0.1

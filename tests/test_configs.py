@@ -190,7 +190,9 @@ def teacher(tmp_path_factory):
 
 def with_teacher(config, teacher):
     """The config, with a checkpoint for the teacher that the command line would name."""
-    if config.objective.teacher == "":
+    if config.objective.name == "features":
+        config.objective.teachers = (teacher(10),)
+    elif config.objective.teacher == "":
         config.objective.teacher = teacher(config.model.num_classes or 10)
     return config
 

@@ -101,6 +101,7 @@ STAND_INS = {
     r"--register=.*": "--register={folder}/mine.py",
     r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",
     r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR|RUN\d)": r"\1{folder}/trained",
+    r'(.*=\(")CHECKPOINT(",\))': r"\1{folder}/trained\2",
     r"/data/images": "{folder}/IMAGES",
 }
 

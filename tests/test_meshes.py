@@ -87,7 +87,7 @@ def make_init(name):
     config.name = name
     shapes = registry.abstract(vit())[1]
     optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
-    networks = Networks(vit(), lambda model: Objective(None, None))
+    networks = Networks(vit(), lambda model, teachers: Objective(None, None))
     return training_state.initializer(networks, optimizer, ema=True)
 
 

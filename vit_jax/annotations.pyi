@@ -365,6 +365,12 @@ class DataSection(_Fields):
     'the images that the model sees, in pixels: 224, or height x width: 224x448 (default: 224)'
     size_schedule: _Tuple
     'other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of the run on, the last image_size; batch and rate stay; (): image_size throughout (default: ())'
+    native_tokens: int
+    'images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; 0: all are cut to image_size (default: 0)'
+    native_lengths: _Tuple
+    'other numbers in training, (128, 256, 576): one a batch, drawn evenly by seed and step; (): native_tokens (default: ())'
+    native_patch: int
+    "side of those patches; 0: the model's (default: 0)"
     channels: int
     'of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has (default: 3)'
     train_crop: Literal['inception', 'random', 'pad', 'resize', 'jitter']
@@ -374,7 +380,7 @@ class DataSection(_Fields):
     crop_area: _Tuple
     "inception crop: smallest and largest share of the image's area (default: (0.05, 1.0))"
     crop_aspect: _Tuple
-    'inception crop: narrowest and widest aspect ratio (default: (0.75, 1.3333333333333333))'
+    "inception crop: narrowest and widest aspect ratio, times that of image_size; native_tokens: the image's (default: (0.75, 1.3333333333333333))"
     resize: int
     'random crop: the smaller side is first resized to this (default: 256)'
     interpolation: Literal['bilinear', 'bicubic', '']
@@ -438,7 +444,7 @@ class AugmentSection(_Fields):
     flip: bool
     'mirror left-right with probability 1/2 (default: True)'
     color_jitter: float
-    'strength of random brightness, contrast and saturation; 0: none (default: 0.0)'
+    'strength of random brightness, contrast, saturation; 0: none (default: 0.0)'
     jitter: _Tuple
     "strengths of random brightness, contrast, saturation and hue, such as DINO's (0.4, 0.4, 0.2, 0.1); (): none (default: ())"
     jitter_probability: float
@@ -446,7 +452,7 @@ class AugmentSection(_Fields):
     grey: float
     'probability that an image becomes grey (default: 0.0)'
     blur: float
-    'probability of a Gaussian blur, its deviation uniform in 0.1 to 2 pixels (default: 0.0)'
+    'probability of a Gaussian blur, its deviation 0.1 to 2 pixels (default: 0.0)'
     solarize: float
     'probability that values from 128 on are inverted (default: 0.0)'
     randaugment_layers: int
@@ -859,6 +865,9 @@ class EvaluateFields(TypedDict, total=False):
     data__sampling: Literal['uniform', 'balanced']
     data__image_size: int | str | tuple[Any, ...]
     data__size_schedule: tuple[Any, ...] | list[Any]
+    data__native_tokens: int
+    data__native_lengths: tuple[Any, ...] | list[Any]
+    data__native_patch: int
     data__channels: int
     data__interpolation: Literal['bilinear', 'bicubic', '']
     data__views: tuple[Any, ...] | list[Any]

@@ -25,6 +25,6 @@ def test_asyncio_says_nothing_of_arrays_that_orbax_did_not_write(tmp_path, caplo
     Checkpoints(tmp_path, Checkpoint())
     with caplog.at_level(logging.ERROR, "asyncio"):
         unwatched_failure("/lib/orbax/checkpoint/serialization.py")
-        assert caplog.records == []
+        assert "never retrieved" not in caplog.text
         unwatched_failure("/lib/another/module.py")
     assert "Task exception was never retrieved" in caplog.text

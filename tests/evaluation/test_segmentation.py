@@ -115,7 +115,7 @@ def made(monkeypatch, source, **changes):
     typed = schema.typed(config_class(), config)
     model_config = registry.model_config("ViT-mu/8", image_size=16, num_classes=0)
 
-    def make_objective(model_config):
+    def make_objective(model_config, teachers):
         about = ObjectiveContext(model_config, (0.5,) * 3, (0.5,) * 3, 10, int, num_classes=4)
         return Segmentation(SegmentationOptions(head="linear"), about)
 

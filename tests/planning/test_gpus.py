@@ -303,7 +303,8 @@ SHORTER = {
 
 def test_every_recipe_has_a_case():
     recipes = {path.stem for path in (golden.ROOT / "configs").glob("*.py")}
-    assert {case.config.partition(".")[0] for case in CASES.values()} == recipes
+    # One begins with files of teachers.
+    assert {case.config.partition(".")[0] for case in CASES.values()} == recipes - {"features"}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def make_run(head: str, windows: str = "whole", **evaluator) -> TrainedModel:
     table = PanopticTable(CLASSES, (), (), things=(False, True, False), most=4)
     how = SegmentationOptions(head=head, queries=6, segments=6, blocks=1)
 
-    def make_objective(model_config):
+    def make_objective(model_config, teachers):
         context = ObjectiveContext(
             model_config, (0.5,) * 3, (0.5,) * 3, 10, int,
             num_classes=len(CLASSES), segments=table if head == "eomt" else None,

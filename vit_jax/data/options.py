@@ -3,6 +3,7 @@ the devices change them.
 """
 
 import dataclasses
+import operator
 from typing import Protocol
 
 from vit_jax.base import sizes
@@ -79,12 +80,14 @@ class Data:
         (),
         "other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of "
         "the run on, the last image_size; batch and rate stay; (): image_size throughout",
+        when={"views": operator.not_},
     )
     native_tokens: int = option(
         0,
         "images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; "
         "0: all are cut to image_size",
         minimum=0,
+        when={"views": operator.not_},
     )
     native_lengths: tuple = option(
         (),

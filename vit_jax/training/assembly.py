@@ -217,7 +217,9 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
 
         typed = native_sizes.for_training(typed, objective.takes_native, model_config)
     teachers = [("objective.teacher", getattr(typed.objective, "teacher", ""))]
-    teachers += [("objective.teachers", path) for path in getattr(typed.objective, "teachers", ())]
+    teachers += [
+        ("objective.teachers", path) for path in getattr(typed.objective, "teachers", None) or ()
+    ]
     teachers += [("pseudo.teacher", typed.pseudo.teacher)]
     for field, teacher in teachers:
         if workdir and teacher and guards.is_of_run(teacher, workdir):
@@ -336,7 +338,10 @@ def assemble(config: Config, **data: Any) -> Assembly:
     made = outline(config, **data)
     model_config = made.model_config
     networks = dataclasses.replace(made.networks, teachers=_fixed_teachers(made.networks, config))
-    guards.check_anchor(networks, config)
+    if anchor := networks.objective.anchor():
+        from vit_jax.training.anchors import check_anchor
+
+        check_anchor(anchor, networks)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
         config.optim,

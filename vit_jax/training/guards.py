@@ -26,7 +26,6 @@ from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN
 from vit_jax.models import classifier
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.networks import Networks
 
 _RETRY_SECONDS = (1.0, 3.0, 9.0)
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -329,27 +328,6 @@ def _try_until_writable(write: Callable[[], None], workdir: epath.Path, flag: st
             failure = NotWritable if passing else ConfigError
             reason = buckets.reason(error)
             raise failure(f"cannot write to {flag}={workdir}: {reason}") from error
-
-
-def check_anchor(networks: Networks, config: Config) -> None:
-    """Raises `ConfigError` if the weights that the model is anchored to are of another model."""
-    anchor = networks.objective.anchor()
-    if anchor is None or not anchor.path:
-        return
-    from vit_jax.interchange import formats
-
-    if networks.adapters:
-        raise ConfigError(
-            f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "
-            f"--{anchor.option}="
-        )
-    earlier, model = formats.read_checkpoint(anchor.path).model_config, networks.model_config
-    for name in ("width", "depth", "heads", "patch"):
-        if getattr(earlier, name, None) != getattr(model, name):
-            raise ConfigError(
-                f"{anchor.option} = {anchor.path} is a model of {name} {getattr(earlier, name, None)}, and the "
-                f"student's is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
-            )
 
 
 def is_of_run(path: str, workdir: epath.PathLike) -> bool:

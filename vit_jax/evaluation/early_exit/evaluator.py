@@ -68,7 +68,7 @@ class EarlyExit(Accuracy):
 
             for answers in inference.answers(trained.weights, self.options.thresholds, images()):
                 logits = jax.device_put(answers.logits, inference.sharding)
-                sums = step(sums, logits, unanswered.popleft())
+                sums = step(logits, unanswered.popleft(), sums)
         shares = inference.left / max(inference.left.sum(), 1)
         metrics = self._means(sums) | {"gflops": inference.gflops()}
         return metrics | {f"exit{n}": float(share) for n, share in enumerate(shares, start=1)}
