@@ -26,9 +26,13 @@ def assert_same_bits(workdir, other) -> None:
 def found(log: str) -> list[tuple[int, str, int]]:
     """(step, array, device) of what audits reported."""
     pattern = (
-        r"audit after step (\d+): device (\d+) of process \d+ on \S+ holds wrong bits in (\S+) \("
+        r"audit after step (\d+): device (\d+) of process \d+ on \S+ holds wrong bits in ([^(]+) \("
     )
-    return [(int(step), array, int(device)) for step, device, array in re.findall(pattern, log)]
+    return [
+        (int(step), array, int(device))
+        for step, device, arrays in re.findall(pattern, log)
+        for array in arrays.split(", ")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +120,9 @@ def test_what_steps_computed_with_is_undone_by_going_back(
     flips.install(monkeypatch.setattr)
     with caplog.at_level("ERROR", logger="absl"):
         vit_jax.train(config, tmp_path / "run")
-    assert [(step, *rest) for step, *rest in found(caplog.text)] == [
-        (step + -step % 4, *rest) for step, *rest in flips.made
-    ]
+    # The average has followed what was wrong.
+    of_params = [fault for fault in found(caplog.text) if not fault[1].startswith("ema/")]
+    assert of_params == [(step + -step % 4, *rest) for step, *rest in flips.made]
     assert "Steps may have computed with them. Going back to" in caplog.text
     assert_same_bits(tmp_path / "undisturbed", tmp_path / "run")
 
