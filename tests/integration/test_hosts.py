@@ -154,7 +154,11 @@ def test_four_processes_learn_without_labels_what_one_learns(hosts, tmp_path, me
     gradient, unless its epsilon is larger.
     """
     config, flags = UNLABELLED[method]
-    flags += ("--config.optim.eps=1e-4", "--config.eval.evaluators=()", "--config.augment.mixup=0.0")
+    flags += (
+        "--config.optim.eps=1e-4",
+        "--config.eval.evaluators=()",
+        "--config.augment.mixup=0.0",
+    )
     state, loss = {}, {}
     for processes in (1, 4):
         workdir = tmp_path / f"of_{processes}"

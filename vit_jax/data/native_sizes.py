@@ -175,5 +175,9 @@ def for_training(config: BatchSpec, takes_native: bool, model: ClassifierConfig)
         raise ConfigError(
             f"{where}: the teacher of config.pseudo sees images of one size; set config.pseudo.teacher=''"
         )
+    if "loss" in config.eval.evaluators:
+        raise ConfigError(
+            f"{where}: the evaluator 'loss' of config.eval.evaluators measures images of one size; name accuracy"
+        )
     patches.check_augmentation(config.augment, where)
     return dataclasses.replace(config, data=for_model(data, model))
