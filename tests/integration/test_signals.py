@@ -124,6 +124,12 @@ def terminal():
     with contextlib.ExitStack() as stack:
 
         def begin(command, **environment):
+            def in_terminal() -> None:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+                signal.signal(
+                    signal.SIGHUP, signal.SIG_DFL
+                )  # tests under nohup hand on that it is ignored
+
             master, slave = pty.openpty()
             process = subprocess.Popen(
                 command,
@@ -135,7 +141,7 @@ def terminal():
                 | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu", "CI": ""}
                 | environment,
                 start_new_session=True,
-                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                preexec_fn=in_terminal,
             )
             os.close(slave)
             stack.callback(process.wait)
