@@ -8,7 +8,8 @@ In a training step, of an objective that reads several layers:
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
@@ -120,15 +121,12 @@ def abstract(
     config: classifier.ClassifierConfig, layers: Sequence[Layer] = (), *, norm: bool = True
 ) -> tuple[LayerFeatures, ...]:
     """Shapes and dtypes of what `compute` gives of one image; without layers of the output's tokens, see `last`."""
-    definition, weights = registry.abstract_weights(config)
-    images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), jnp.float32)
 
-    def look(weights: registry.Weights, images: jax.Array) -> tuple[LayerFeatures, ...]:
-        model = nnx.merge(definition, *weights)
+    def look(model: classifier.Classifier, images: jax.Array) -> tuple[LayerFeatures, ...]:
         output, selected = compute(model, images, layers, norm=norm)
         return selected or (last(output, config),)
 
-    return jax.eval_shape(look, weights, images)
+    return shapes_of(config, look)
 
 
 def layer_names(config: classifier.ClassifierConfig) -> list[str]:
@@ -153,14 +151,19 @@ def resolve(layers: Sequence[Layer], arrays: dict) -> tuple[str, ...]:
     return tuple(_name(layer, names) for layer in layers)
 
 
-def _shapes(config: classifier.ClassifierConfig) -> dict[str, jax.ShapeDtypeStruct]:
+def shapes_of(
+    config: classifier.ClassifierConfig, look: Callable[[classifier.Classifier, jax.Array], Any]
+) -> Any:
+    """Shapes and dtypes of what `look(model, images)` gives of one image, (1, H, W, C)."""
     definition, weights = registry.abstract_weights(config)
     images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), jnp.float32)
+    return jax.eval_shape(lambda w, x: look(nnx.merge(definition, *w), x), weights, images)
 
-    def captured(weights: registry.Weights, images: jax.Array) -> dict[str, jax.Array]:
-        return nnx.merge(definition, *weights)(images, capture=_without_attention).intermediates
 
-    return jax.eval_shape(captured, weights, images)
+def _shapes(config: classifier.ClassifierConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    return shapes_of(
+        config, lambda model, images: model(images, capture=_without_attention).intermediates
+    )
 
 
 def _without_attention(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -130,7 +130,8 @@ class Features(Objective):
         sizes = dict(hidden=options.hidden, last_hidden=options.last_hidden)
 
         def make(teacher: classifier.ClassifierConfig):
-            outputs = {kind: x.shape[-1] for kind, x in self._abstract(teacher).items()}
+            shapes = layer_features.shapes_of(teacher, lambda *x: _look(*x, options.kinds))
+            outputs = {kind: x.shape[-1] for kind, x in shapes.items()}
             adaptor = adaptors.Adaptor(
                 options.adaptor, widths, outputs, **shared, **sizes, rngs=rngs
             )
@@ -208,15 +209,6 @@ class Features(Objective):
         call = {"deterministic": False, "rngs": rngs}
         output, layers = layer_features.compute(model, images, self.layers, norm=False, **call)
         return layers or (layer_features.last(output, model.config),)
-
-    def _abstract(self, config: classifier.ClassifierConfig) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a teacher's features of one image."""
-        definition, weights = registry.abstract_weights(config)
-        images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), jnp.float32)
-        return jax.eval_shape(
-            lambda weights, images: _look(nnx.merge(definition, *weights), images, self.options.kinds),
-            weights, images,
-        )  # fmt: skip
 
 
 def _look(model: nnx.Module, images: jax.Array, kinds: Sequence[str]) -> dict[str, jax.Array]:
