@@ -14,7 +14,6 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import AUTO, Data
 from vit_jax.data.record import BadImage, DataAbsent, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.splits import SplitError
@@ -111,30 +110,12 @@ def open_train(config_data: Data) -> Source:
     _check_readable(source, config_data, "training")
     labels = source.labels
     if config_data.sampling == "balanced":
-        _check_balanced(source, labels, config_data)
+        from vit_jax.data.balanced import check_balanced
+
+        check_balanced(source, labels, config_data)
     if labels is not None:
         _warn_of_empty_classes(source.classes, labels, config_data)
     return source
-
-
-def _check_balanced(source: Source, labels: Labels, config_data: Data) -> None:
-    """Raises `ConfigError` unless every example has one label, which is known before it is read."""
-    if isinstance(labels, np.ndarray):
-        return
-    if not source.classes:
-        why = "these have no labels"
-    elif source.multi_label:
-        why = "these have several each"
-    elif mask_table(source):
-        why = "these are masks"
-    elif config_data.name == "mixture":
-        why = "a mixture's are not known: weight its sets instead"
-    else:
-        why = "these are in the records: store the data set again with 'vit_jax prepare'"
-    raise ConfigError(
-        f"config.data.sampling = 'balanced' needs the label of every example of {config_data.name!r} before "
-        f"it is read, and {why}"
-    )
 
 
 def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data: Data) -> None:
