@@ -8,6 +8,7 @@ devices, in `loader.py`.
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -19,6 +20,9 @@ from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 from vit_jax.models.contract import GRID
+
+if TYPE_CHECKING:
+    from vit_jax.data.texts import TextRows
 
 # (index of an example, its place in the part that is filled, or None if it is not in there) -> the
 # record. Raises as the source does.
@@ -57,7 +61,8 @@ def specs(
       `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
-      Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`.
+      Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`. Where captions are
+      learned from, `tokens` (B, L) int32.
     """
     batches = []
     for variant in views.variants(config):
@@ -71,6 +76,8 @@ def specs(
             rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
             label_rows = (config.batch_size, num_classes), np.float32
             shapes["label"] = label_rows if rows else ((config.batch_size,), np.int32)
+        if texts := _text_rows(config):
+            shapes["tokens"] = (config.batch_size, texts.length), np.int32
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
         if batch not in batches:
             batches.append(batch)
@@ -96,7 +103,7 @@ class TrainBatches:
     def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
         self.source, self._seed = source, config.seed
         self._data, self._variants = config.data, views.variants(config)
-        self._variant = views.make_choice(config, len(source))
+        self._variant, self._texts = views.make_choice(config, len(source)), _text_rows(config)
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
@@ -107,7 +114,8 @@ class TrainBatches:
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill, of a step."""
         variant = self._variants[self._variant(step)]
-        return _empty(self.source, len(self.rows), variant.data, variant.shapes)
+        batch = _empty(self.source, len(self.rows), variant.data, variant.shapes)
+        return batch | self._texts.empty(len(self.rows)) if self._texts else batch
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -147,8 +155,12 @@ class TrainBatches:
         draws: list,
         outs: dict[str, np.ndarray],
     ) -> None:
-        """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
+        """Cuts an image and its mask, or all of its views from pixels that are decoded once; makes tokens of a
+        caption.
+        """
         image, name = example.image, example.name
+        if self._texts:
+            self._texts.fill(outs["tokens"], example, draws[-1][0])
         if variant.data.native_tokens:
             from vit_jax.data import native_sizes
 
@@ -169,10 +181,11 @@ class TrainBatches:
 
     def _plan(self, step: int) -> tuple[list, list, list]:
         """For the rows of a step: where their examples stand in the order, which these are, and the
-        random numbers of their crops, of each view.
+        random numbers of their crops, of each view, and of captions after these.
         """
         start = step * self.batch_size
         count = max((view.numbers.stop for view in self._variants[0].views), default=1)
+        count += self._texts is not None
         draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 
@@ -278,6 +291,16 @@ class EvalBatches:
             return
         labels = _label_map(self.source, example, outs)
         decode.eval_crop(image, self._data, name=name, out=outs["image"], label_map=labels)
+
+
+def _text_rows(config: BatchSpec) -> "TextRows | None":
+    """What makes tokens of captions, where an objective learns from these."""
+    options = getattr(config, "objective", None)
+    if not getattr(options, "tokenizer", ""):
+        return None
+    from vit_jax.data.texts import TextRows
+
+    return TextRows(options)
 
 
 def _reader_of(source: Source) -> Read:

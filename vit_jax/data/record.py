@@ -26,7 +26,8 @@ class Record:
       image: an encoded image, or pixels (H, W, C), see `decode.decode`.
       label: the class; of a multi-label source, a tuple of classes, which may be empty; of one with
         `soft_labels`, the probabilities of all, (classes,) float32; of one with `masks`, an encoded mask
-        or an array (H, W), or what `segments.PanopticTable` takes; `None` where the source has no labels.
+        or an array (H, W), or what `segments.PanopticTable` takes; of a source of pairs its captions, a
+        tuple of texts; `None` where the source has no labels.
       name: what error messages call it: a file, or a place in a data set.
     """
 

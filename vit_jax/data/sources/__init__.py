@@ -32,6 +32,8 @@ OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
         "digits_few": "vit_jax.data.sources.digits:open_few",
         "digit_scenes": "vit_jax.data.sources.digit_scenes:open_digit_scenes",
         "digit_things": "vit_jax.data.sources.digit_scenes:open_digit_things",
+        "digit_pairs": "vit_jax.data.sources.digit_pairs:open_digit_pairs",
+        "pairs": "vit_jax.data.sources.pairs:open_pairs",
         "masks": "vit_jax.data.sources.masks:open_masks",
         "folder": "vit_jax.data.sources.folder:open_folder",
         "prepared": "vit_jax.data.sources.prepared:open_prepared",
@@ -41,7 +43,7 @@ OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
     }
 )
 _COUNTED = 1 << 20  # labels at a time: numpy.bincount makes them 8 bytes each
-_WITHOUT_PATH = ("digits", "digits_few", "digit_scenes", "digit_things")
+_WITHOUT_PATH = ("digits", "digits_few", "digit_pairs", "digit_scenes", "digit_things")
 
 
 def register(name: str, opener: Callable[..., DataSet]) -> None:
