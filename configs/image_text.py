@@ -53,13 +53,15 @@ def get_config(arg="B/16"):
 def smoke():
     config = digits.get_config()
     config.data.name = "digit_pairs"
-    config.objective.update(dict(name="image_text", text_length=32, text_depth=2))
+    config.objective.update(dict(name="image_text", text_length=16, text_depth=2))
     config.model.update(dict(pool="map", depth=3))
     config.augment.mixup = 0.0
-    config.optim.update(dict(ema=0.0, lr=1e-3, weight_decay=1e-4, clip=1.0))
-    config.batch_size, config.duration = 128, "600 steps"
-    config.eval.every = "200 steps"
-    templates = ("a white {}", "the digit {} in white")
-    zero_shot = ("zero_shot", {"data": {"name": "digits"}, "templates": templates})
+    config.optim.update(dict(ema=0.0, lr=2e-3, weight_decay=1e-4, clip=1.0))
+    config.batch_size, config.duration = 64, "1000 steps"
+    config.eval.every = "250 steps"
+    templates = ("{} in white", "a white {}")
+    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    options = {"data": {"name": "digits"}, "templates": templates, "names": names}
+    zero_shot = ("zero_shot", options)
     config.eval.evaluators = ("retrieval", zero_shot)
     return config

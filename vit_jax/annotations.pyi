@@ -217,7 +217,7 @@ class ObjectiveSection(_Fields):
     name: str
     "objective (default: 'supervised')"
     loss: Literal['softmax', 'sigmoid', 'binary'] | None
-    "cross-entropy: softmax; sigmoid, summed over classes; binary, its mean over classes, where every class in a mixed image counts fully (DeiT III); with the labels: cross-entropy, softmax or sigmoid (default: 'softmax')"
+    "cross-entropy: softmax; sigmoid, summed over classes; binary, its mean over classes, where every class in a mixed image counts fully (DeiT III); with the labels: cross-entropy, softmax or sigmoid; of all pairs of a batch: SigLIP's or CLIP's"
     label_smoothing: float | None
     "share of the target spread evenly over all classes; share of the labels' target spread evenly over all classes (default: 0.0)"
     focal: float | None
@@ -293,7 +293,7 @@ class ObjectiveSection(_Fields):
     alpha: float | None
     "the teacher's share of the loss (default: 0.5)"
     temperature: float | None
-    'soft: logits are divided by it (default: 1.0)'
+    'soft: logits are divided by it; by which cosines are multiplied at the beginning; 0: 10, or 1/0.07 of softmax'
     teachers: _Tuple
     'checkpoints of any format and family, with or without a head (default: ())'
     kinds: _Tuple
@@ -312,6 +312,30 @@ class ObjectiveSection(_Fields):
     'share of the cosine distance in the loss; the rest is smooth L1 (default: 0.5)'
     drop: float | None
     'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
+    tokenizer: str | None
+    "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8 (default: 'bytes')"
+    text: Literal['siglip', 'clip'] | None
+    "the text tower: tokens that see all others, the last one read, or those before them, the end token read (default: 'siglip')"
+    text_length: int | None
+    'tokens of a text; longer ones are cut (default: 64)'
+    text_width: int | None
+    'size of a token; 0: as of the image tower (default: 0)'
+    text_depth: int | None
+    'number of blocks; 0: as of the image tower (default: 0)'
+    text_mlp_dim: int | None
+    'hidden size of the MLPs; 0: as of the image tower (default: 0)'
+    text_heads: int | None
+    'attention heads; 0: as of the image tower (default: 0)'
+    embed: int | None
+    "size of both vectors, images projected too; 0: the image tower's width (default: 0)"
+    vocabulary: int | None
+    "rows of the table of tokens; 0: the tokenizer's (default: 0)"
+    text_end: int | None
+    "token at the end of a text; -1: the tokenizer's (default: -1)"
+    text_pad: int | None
+    "token after the end; -1: the tokenizer's (default: -1)"
+    bias: float | None
+    'added to them at the beginning (default: -10.0)'
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple

@@ -29,6 +29,7 @@ class ZeroShotOptions(contract.EvaluatorOptions):
     """What `zero_shot` takes."""
 
     templates: tuple = option(TEMPLATES, "texts of a class, whose name stands for {}")
+    names: tuple = option((), "of the classes, in their order; (): as the data set calls them")
 
 
 class ZeroShot(TwoTowerEvaluator):
@@ -47,6 +48,11 @@ class ZeroShot(TwoTowerEvaluator):
                 f"({self.config.data.path or 'no path'}) has none: set its option data, such as "
                 "('zero_shot', {'data': {'name': 'folder', 'path': 'DIR'}})"
             )
+        count = len(self.source.classes)
+        if options.names and len(options.names) != count:
+            raise ConfigError(
+                f"config.eval.evaluators: zero_shot: names has {len(options.names)}, and the data {count} classes"
+            )
         if lacking := [text for text in options.templates if "{}" not in text]:
             raise ConfigError(
                 f"config.eval.evaluators: zero_shot: templates: {lacking[0]!r} has no {{}}, for the name of a class"
@@ -58,7 +64,8 @@ class ZeroShot(TwoTowerEvaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        names, templates = names_of(self.source.classes), self.options.templates
+        templates = self.options.templates
+        names = self.options.names or names_of(self.source.classes)
         texts = [prompt(name, template) for name in names for template in templates]
         vectors = self.text_vectors(texts, trained, mesh, watch)
         means = vectors.reshape(len(names), len(templates), -1).mean(1)

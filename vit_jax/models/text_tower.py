@@ -16,7 +16,7 @@ from vit_jax.models.vit import Encoder
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 KINDS = ("siglip", "clip")
-_CONVENTIONS = {
+CONVENTIONS = {
     "siglip": {"activation": "gelu_tanh", "epsilon": 1e-6},
     "clip": {"activation": "quick_gelu", "epsilon": 1e-5},
 }
@@ -62,7 +62,7 @@ def blocks_of(model: PublishedViTConfig, kind: str, **sizes: int) -> PublishedVi
     """
     shared = {name: getattr(model, name) for name in ("dtype", "dtype_on_cpu", "remat", "unroll")}
     image = {"image_size": 1, "patch": 1, "num_classes": 0, "position": "none", "pool": "mean"}
-    return PublishedViTConfig(**image, **shared, **_CONVENTIONS[kind], **sizes)
+    return PublishedViTConfig(**image, **shared, **CONVENTIONS[kind], **sizes)
 
 
 class TextTower(nnx.Module):

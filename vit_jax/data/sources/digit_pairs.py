@@ -14,7 +14,8 @@ COLORS = {
     "white": (255, 255, 255), "red": (255, 60, 60), "green": (70, 220, 70), "blue": (90, 110, 255),
     "yellow": (255, 235, 60), "purple": (200, 80, 220),
 }  # fmt: skip
-_CAPTIONS = ("a {color} {digit}", "the digit {digit} in {color}", "a photo of a {color} {digit}")
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_CAPTIONS = ("{digit} in {color}", "a {color} {digit}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class DigitPairs:
     def captions(self, index: int) -> tuple[str, ...]:
         """The captions of an image."""
         number, color = divmod(int(self.numbers[index]), len(COLORS))
-        digit = self.digits.classes[int(self.digits.labels[number])]
+        digit = NAMES[int(self.digits.labels[number])]
         return tuple(text.format(color=list(COLORS)[color], digit=digit) for text in _CAPTIONS)
 
     def fingerprint(self) -> str:

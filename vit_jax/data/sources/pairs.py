@@ -3,8 +3,8 @@ see `pairs_tar`.
 
 A CSV file has the columns `path` (or `file`, `file_name`, `image`; relative to its folder) and `caption` (or `text`),
 and if you like `split`; an image with several captions has a line for each. In JSON lines each line is an object with
-the same fields, whose `captions` may be a list. In a folder the list is captions.csv, captions.jsonl or metadata.jsonl, or
-what else it has of these types, if that is one file.
+the same fields, whose `captions` may be a list. In a folder the list is captions.csv, captions.jsonl, metadata.jsonl
+or another file of these types, if there is one alone.
 """
 
 import csv

@@ -67,12 +67,11 @@ class Own(nnx.Module):
         self, text: TextTowerConfig, width: int, options: ImageTextOptions, rngs: nnx.Rngs
     ):
         self.text = TextTower(text, rngs)
-        self.image_projection = None
-        if options.embed:
-            dtype = jnp.dtype(text.blocks.dtype)
-            self.image_projection = Linear(
-                width, options.embed, use_bias=False, dtype=dtype, rngs=rngs
-            )
+        dtype, bias = jnp.dtype(text.blocks.dtype), dict(use_bias=False)
+        project = (
+            Linear(width, options.embed, **bias, dtype=dtype, rngs=rngs) if options.embed else None
+        )
+        self.image_projection = project
         usual = sigmoid.TEMPERATURE if options.loss == "sigmoid" else softmax.TEMPERATURE
         given = options.temperature
         self.temperature = nnx.Param(jnp.float32(math.log(given) if given else usual))
