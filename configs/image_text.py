@@ -28,25 +28,24 @@ def get_config(arg="B/16"):
     (kind,) = recipes.arguments(arg, kind=("B/16", "clip", "lit", "smoke"))
     if kind == "smoke":
         return smoke()
-    config = default_config()
-    config.objective.name = "image_text"
-    config.model.update(dict(name="ViT-B/16", pool="map", dtype="bfloat16"))
-    config.data.update(dict(name="pairs", image_size=224, mean=(0.5,) * 3, std=(0.5,) * 3))
-    config.data.update(dict(train_crop="resize", eval_crop="resize", interpolation="bicubic"))
+    config = recipes.from_checkpoint() if kind == "lit" else default_config()
+    config.objective.name, config.data.name = "image_text", "pairs"
+    config.data.update(dict(image_size=224, train_crop="resize", eval_crop="resize"))
     config.augment.flip = False  # A mirrored image may not be what its caption says.
+    config.optim.update(dict(lr=1e-3, clip=1.0, weight_decay_by="schedule"))
+    config.eval.every = "5%"
+    if kind == "lit":
+        config.objective.update(dict(bias=-2.71, text_length=16))
+        config.optim.update(dict(weight_decay=0.01, warmup="3%", freeze=("(?!objective/).*",)))
+        config.batch_size, config.duration = 512, "5000 steps"
+        return config
+    config.model.update(dict(name="ViT-B/16", pool="map", dtype="bfloat16"))
+    config.data.update(dict(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic"))
+    config.optim.update(dict(weight_decay=1e-4, b2=0.95, warmup="20000 steps"))
     config.batch_size, config.duration = 32_768, "4e9 examples"
-    config.optim.update(dict(lr=1e-3, weight_decay=1e-4, b2=0.95, clip=1.0, warmup="20000 steps"))
-    config.optim.weight_decay_by = "schedule"
     if kind == "clip":
         config.objective.update(dict(loss="softmax", text="clip", text_length=77, embed=512))
         config.objective.update(dict(text_width=512, text_heads=8, text_mlp_dim=2048))
-    if kind == "lit":
-        config.batch_size, config.duration = 512, "5000 steps"
-        config.optim.update(
-            dict(weight_decay=0.01, b2=0.999, warmup="3%", freeze=("(?!objective/).*",))
-        )
-        config.objective.update(dict(bias=-2.71, text_length=16))
-    config.eval.every = "5%"
     return config
 
 
@@ -54,7 +53,7 @@ def smoke():
     config = digits.get_config()
     config.data.name = "digit_pairs"
     config.objective.update(dict(name="image_text", text_length=16, text_depth=2))
-    config.model.update(dict(pool="map", depth=3))
+    config.model.update(dict(depth=3))
     config.augment.mixup = 0.0
     config.optim.update(dict(ema=0.0, lr=2e-3, weight_decay=1e-4, clip=1.0))
     config.batch_size, config.duration = 64, "1000 steps"

@@ -16,7 +16,6 @@ import numpy as np
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
-from vit_jax.base.schema import nearest
 from vit_jax.data.record import BadImage, Record, Source
 
 TOKENS = "tokens"  # of a batch
@@ -181,7 +180,7 @@ def open_tokenizer(path: str) -> Tokenizer:
             raise ConfigError(f"{FIELD} = {path!r} has none of {', '.join(_FILES)}")
         place /= names[0]
     if not place.is_file():
-        hint = nearest(path, ["bytes"]) if "/" not in path else places.nearest_existing(path)
+        hint = places.nearest_existing(path)
         raise ConfigError(
             f"{FIELD} = {path!r} is no file{hint}: it must be a tokenizer.json, a SentencePiece .model, or 'bytes'"
         )

@@ -57,6 +57,9 @@ SUITES: dict[str, tuple[Part, ...]] = {
     evaluator: tuple(Part(n.partition("/")[2], evaluator, n) for n in FEW_SHOT)
     for evaluator in ("few_shot", "knn")
 }
+SUITES["zero_shot"] = tuple(
+    Part(name.rpartition("/")[2], "zero_shot", name) for name in ("imagenet2012", *FEW_SHOT)
+)
 
 
 def make(
