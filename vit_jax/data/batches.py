@@ -17,7 +17,7 @@ from vit_jax.data import crops, views
 from vit_jax.data.decoding import decode
 from vit_jax.data.labels.masks import ClassTable, LabelMap, mask_table
 from vit_jax.data.options import BatchSpec, Data
-from vit_jax.data.order import crop_draws, order_of, repeated_places
+from vit_jax.data.order import crop_draws, example_ids, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 from vit_jax.models.contract import GRID
 
@@ -291,6 +291,21 @@ class EvalBatches:
             return
         labels = _label_map(self.source, example, outs)
         decode.eval_crop(image, self._data, name=name, out=outs["image"], label_map=labels)
+
+
+def order_of(source: Source, seed: int, sampling: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The function that gives the examples at positions of the line, both (n,) int64.
+
+    Args:
+      source: the examples; for 'balanced' its labels must be known, one for each example.
+      seed: of the order.
+      sampling: as in `config.data.sampling`.
+    """
+    if sampling == "balanced":
+        from vit_jax.data.balanced import Balanced
+
+        return Balanced(seed, source.labels)
+    return functools.partial(example_ids, seed, num_examples=len(source))
 
 
 def _text_rows(config: BatchSpec) -> "TextRows | None":

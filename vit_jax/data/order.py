@@ -7,31 +7,14 @@ example, and a run through the data set takes as many times more steps. With bal
 epoch is as long, but has every class equally often.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.data import crops
-from vit_jax.data.record import Source
 
 _ROUNDS = 8
-
-
-def order_of(source: Source, seed: int, sampling: str) -> Callable[[np.ndarray], np.ndarray]:
-    """The function that gives the examples at positions of the line, both (n,) int64.
-
-    Args:
-      source: the examples; for 'balanced' its labels must be known, one for each example.
-      seed: of the order.
-      sampling: as in `config.data.sampling`.
-    """
-    if sampling == "balanced":
-        from vit_jax.data.balanced import Balanced
-
-        return Balanced(seed, source.labels)
-    return functools.partial(example_ids, seed, num_examples=len(source))
 
 
 def batch_indices(

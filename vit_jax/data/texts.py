@@ -1,7 +1,7 @@
 """Captions as tokens: numbers that a text tower reads, made on the host. What a caption is of, a data source says.
 
 A tokenizer is the file tokenizer.json of the package `tokenizers`, or SentencePiece's .model, both by packages that
-only runs with such a file need; or 'bytes', the bytes of UTF-8, which needs none.
+only runs with such a file need; or 'bytes', the bytes of UTF-8, without a package.
 """
 
 import dataclasses

@@ -9,12 +9,10 @@ or another file of these types, if there is one alone.
 
 import csv
 import dataclasses
-import functools
 import io
 import json
 from collections.abc import Iterator, Sequence
 
-from absl import logging
 from etils import epath
 
 from vit_jax.base import places
@@ -22,12 +20,12 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources.captions import TEXT, captions_in, report_unpaired, text_of
 from vit_jax.data.sources.folder import ImageFiles
 from vit_jax.data.sources.table import Table, hold_out
 from vit_jax.data.sources.text import read_text
 
 _FILE = ("path", "file", "file_name", "filename", "image", "filepath")
-_TEXT = ("captions", "caption", "texts", "text", "title")
 _JSON = (".jsonl", ".json", ".ndjson")
 _USUAL = ("captions.csv", "captions.jsonl", "captions.json", "metadata.jsonl", "metadata.csv")
 
@@ -81,18 +79,18 @@ def open_pairs(config_data: Data) -> DataSet:
         )
     path = epath.Path(config_data.path).expanduser()
     if not (is_list := path.suffix.lower() in (*_JSON, ".csv")) or not path.exists():
-        found = _list_in(path) if path.is_dir() else None
-        if found is None and (path.is_dir() or path.suffix == ".tar" or {*"*{"} & {*str(path)}):
+        listed = _list_in(path) if path.is_dir() else None
+        if listed is None and (path.is_dir() or path.suffix == ".tar" or {*"*{"} & {*str(path)}):
             from vit_jax.data.sources.pairs_tar import open_tars
 
             return open_tars(config_data)
-        if found is None:
+        if listed is None:
             hint = "" if is_list else "; it must be a CSV, a JSON lines file, a folder or tar files"
             where = places.nearest_existing(str(path))
             raise ConfigError(
                 f"config.data.path = {config_data.path!r} does not exist{where}{hint}"
             )
-        path = found
+        path = listed
     table = _read_pairs(path, config_data)
 
     def make(classes, multi_label, keys, labels) -> ImagePairs:
@@ -144,34 +142,11 @@ def _read_pairs(path: epath.Path, config_data: Data) -> Table:
     return Table(str(path), (), False, members)
 
 
-@functools.cache  # A run opens its data once to train and once to evaluate.
-def _report(where: str, what: str, count: int, first: str) -> None:
-    logging.warning("%s: %d %s and are skipped, the first is %s", where, count, what, first)
-
-
-def report_unpaired(where: str, what: str, count: int, names: Sequence[str]) -> None:
-    """Warns once of images without captions, or of captions without images, which are skipped."""
-    if count:
-        _report(where, what, count, names[0])
-
-
-def text_of(value: object) -> tuple[str, ...]:
-    """The captions in a field: a text, or a list of texts; those of white space are none."""
-    texts = value if isinstance(value, list) else [value]
-    joined = (" ".join(str(text).split()) for text in texts if text is not None)
-    return tuple(text for text in joined if text)
-
-
-def captions_in(fields: dict) -> tuple[str, ...]:
-    """The captions in a JSON object: its field `captions`, `caption`, `texts`, `text` or `title`."""
-    return text_of(next((fields[name] for name in _TEXT if name in fields), None))
-
-
 def _csv_rows(path: epath.Path) -> Iterator[_Row]:
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         header = reader.fieldnames or []
-        file, text = (next((n for n in names if n in header), None) for names in (_FILE, _TEXT))
+        file, text = (next((n for n in names if n in header), None) for names in (_FILE, TEXT))
         if file is None or text is None:
             raise ConfigError(
                 f"{path} must begin with the column names path and caption, not {','.join(header)!r}"

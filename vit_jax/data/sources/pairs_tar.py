@@ -17,8 +17,8 @@ from vit_jax.data.decoding.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources.captions import captions_in, report_unpaired, text_of
 from vit_jax.data.sources.columns import FileColumns, Index
-from vit_jax.data.sources.pairs import captions_in, report_unpaired, text_of
 from vit_jax.data.sources.ranges import Ranges, open_to_scan
 from vit_jax.data.sources.stored_index import Kind, find_records
 from vit_jax.data.sources.table import SUFFIXES, aliases, held_out, name_number

@@ -61,7 +61,7 @@ def over_devices(function: Callable, *arrays: jax.Array) -> Any:
     )(*arrays)
 
 
-def product(x: jax.Array, y: jax.Array) -> jax.Array:
+def exact_product(x: jax.Array, y: jax.Array) -> jax.Array:
     """(n, k) (k, m) -> (n, m) float32, exact: a sum over thousands of pairs adds up what is rounded."""
     exact = jax.lax.Precision.HIGHEST
     return jnp.matmul(x, y, precision=exact, preferred_element_type=jnp.float32)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.objectives.image_text import ring
-from vit_jax.objectives.image_text.ring import product
+from vit_jax.objectives.image_text.ring import exact_product
 
 TEMPERATURE, BIAS = math.log(10), -10.0  # at the beginning; the first as a logarithm
 
@@ -36,7 +36,9 @@ def _forward(images, texts, temperature, bias):
 
         def visit(loss, texts):
             # Every pair as one that does not belong together: softplus(x) = -log σ(-x).
-            return loss + jax.nn.softplus(scale * product(images, texts.T) + bias).sum(1), texts
+            return loss + jax.nn.softplus(scale * exact_product(images, texts.T) + bias).sum(
+                1
+            ), texts
 
         # softplus(-x) = softplus(x) - x
         own = scale * jnp.sum(images * texts, axis=1) + bias
@@ -52,15 +54,15 @@ def _backward(saved, dloss):
 
         def visit(sums, block):
             texts, dtexts = block
-            cosines = product(images, texts.T)
+            cosines = exact_product(images, texts.T)
             dlogits = dloss[:, None] * jax.nn.sigmoid(scale * cosines + bias)
             dimages, dscale, dbias = sums
             sums = (
-                dimages + product(dlogits, texts),
+                dimages + exact_product(dlogits, texts),
                 dscale + jnp.sum(dlogits * cosines),
                 dbias + dlogits.sum(),
             )
-            return sums, (texts, dtexts + product(dlogits.T, images))
+            return sums, (texts, dtexts + exact_product(dlogits.T, images))
 
         own = dloss[:, None]
         start = -own * texts, -jnp.sum(own * images * texts), -dloss.sum()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.objectives.image_text import ring
-from vit_jax.objectives.image_text.ring import product
+from vit_jax.objectives.image_text.ring import exact_product
 
 TEMPERATURE = math.log(1 / 0.07)  # at the beginning, as a logarithm
 MOST = math.log(100)  # of it
@@ -33,7 +33,7 @@ def _forward(images, texts, temperature):
 
         def visit(of_images, block):
             texts, of_texts = block
-            logits = scale * product(images, texts.T)
+            logits = scale * exact_product(images, texts.T)
             of_images = jnp.logaddexp(of_images, jax.nn.logsumexp(logits, axis=1))
             return of_images, (texts, jnp.logaddexp(of_texts, jax.nn.logsumexp(logits, axis=0)))
 
@@ -53,12 +53,17 @@ def _backward(saved, dloss):
 
         def visit(sums, block):
             texts, of_texts, dloss_of_texts, dtexts = block
-            cosines = product(images, texts.T)
+            cosines = exact_product(images, texts.T)
             dlogits = dloss[:, None] * jnp.exp(scale * cosines - of_images[:, None])
             dlogits = (dlogits + dloss_of_texts * jnp.exp(scale * cosines - of_texts)) / 2
             dimages, dscale = sums
-            sums = dimages + product(dlogits, texts), dscale + jnp.sum(dlogits * cosines)
-            return sums, (texts, of_texts, dloss_of_texts, dtexts + product(dlogits.T, images))
+            sums = dimages + exact_product(dlogits, texts), dscale + jnp.sum(dlogits * cosines)
+            return sums, (
+                texts,
+                of_texts,
+                dloss_of_texts,
+                dtexts + exact_product(dlogits.T, images),
+            )
 
         own = dloss[:, None]
         start = -own * texts, -jnp.sum(own * images * texts)
