@@ -86,6 +86,7 @@ class TextTowerHuggingFace(ObjectiveConversion):
             "num_attention_heads": blocks.heads,
             "hidden_act": _ACTIVATIONS[blocks.activation],
             "layer_norm_eps": blocks.epsilon,
+            "bos_token_id": None,
             "eos_token_id": options.text_end,
             "pad_token_id": options.text_pad,
             "projection_size" if kind == "siglip" else "projection_dim": text.outputs,
