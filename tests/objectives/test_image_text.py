@@ -1,4 +1,4 @@
-"""Learning from images and texts: ten steps against PyTorch's AdamW, frozen image towers, and both judges."""
+"""Learning from images and texts: frozen image towers, both judges, and what cannot be learned from."""
 
 import jax
 import jax.numpy as jnp
