@@ -7,6 +7,7 @@ import pickle
 import cv2
 import numpy as np
 import pytest
+import sentencepiece
 
 from tests import lazily
 from tests.data.test_tar import image, write_tar
@@ -21,7 +22,6 @@ from vit_jax.objectives.image_text.image_text import ImageTextOptions
 from vit_jax.training.assembly import resolve
 
 tokenizers = lazily.Package("tokenizers")
-sentencepiece = lazily.Package("sentencepiece")
 
 ODD = (
     "", " ", "a", "A Dog!", "naïve café", "香蕉 and 🍌", "x" * 300, "tab\tnew\nline", "<eos>", "<pad> in text", "ß ﬁ İ",
