@@ -8,7 +8,10 @@ vit_jax train --config=configs/image_text.py:clip --workdir=DIR --config.data.pa
 vit_jax train --config=configs/image_text.py:lit --workdir=DIR --config.data.path=PAIRS --config.init_from=CHECKPOINT
     a text tower for an image tower of yours, which stays as it is and costs a forward pass alone
 vit_jax train --config=configs/image_text.py:smoke --workdir=DIR
-    small towers on coloured digits, on two CPU cores in three minutes
+    small towers on coloured digits, some 64,000 pairs on two CPU cores
+
+Of the last expect, with one seed, 58 % of 359 grey digits by their names, and the right one of 120 captions for 49 % of
+2,154 images.
 
 What comes out is judged by `vit_jax evaluate --checkpoint=DIR --suite=zero_shot`. Tokens are bytes unless
 --config.objective.tokenizer names a file; 'vit_jax prepare --tokenizer=8000' makes one of your captions.

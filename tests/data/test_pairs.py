@@ -188,6 +188,8 @@ def test_what_does_not_go_with_captions_is_refused(tmp_path):
     out = np.empty(4, np.int32)
     with pytest.raises(BadImage, match="it has no caption"):
         rows.fill(out, Record(b"", (), "a.png"), 0.0)
+    with pytest.raises(ConfigError, match="set --config.data.name=pairs"):
+        rows.fill(out, Record(b"", 3, "a.png"), 0.0)
     with pytest.raises(BadImage, match="has no tokens"):
         rows.fill(out, Record(b"", ("",), "a.png"), 0.0)
 

@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
-from vit_jax.data.record import BadImage, Record, Source
+from vit_jax.data.record import BadImage, Label, Record, Source
 
 TOKENS = "tokens"  # of a batch
 FIELD = "config.objective.tokenizer"
@@ -69,8 +69,14 @@ class TextRows:
 
         Raises:
           BadImage: it has no caption, or this one has no tokens.
+          ConfigError: labels are no captions.
         """
-        captions = example.label or ()
+        captions = example.label
+        if not _are_captions(captions):
+            raise ConfigError(
+                f"{example.name} has no captions, which the objective 'image_text' learns from: set "
+                "--config.data.name=pairs, and config.data.path to images with captions"
+            )
         if not captions:
             raise BadImage(example.name, "it has no caption")
         out[:] = tokens = self.encode(caption := captions[int(draw * len(captions))])
@@ -159,7 +165,14 @@ def check_vocabulary(options: Any, tokenizer: Tokenizer) -> None:
 def captions_of(source: Source, index: int) -> tuple[str, ...]:
     """The captions of an image, which is not read where the source knows them without it."""
     captions = getattr(source, "captions", None)
-    return captions(index) if captions else source[index].label or ()
+    if captions:
+        return captions(index)
+    label = source[index].label
+    return label if _are_captions(label) else ()
+
+
+def _are_captions(label: Label) -> bool:
+    return isinstance(label, tuple) and all(isinstance(text, str) for text in label)
 
 
 @functools.lru_cache(8)
