@@ -181,7 +181,7 @@ class PublishedBlock(nnx.Module):
         if self.config.biased_attention:
             from vit_jax.compute import relative
 
-            return x, relative.bias(position)
+            return x, relative.bias(position, self.config)
         return x if position is None else x + position, None
 
 

@@ -70,7 +70,8 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     position: str = option(
         "learned",
-        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative: in attention's logits",
+        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative, bias2d (BEiT): in "
+        "attention's logits",
         choices=positions.KINDS,
         role="structure",
     )
@@ -301,7 +302,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     @property
     def biased_attention(self) -> bool:
         """Whether something is added to attention's logits, which the kernels cannot do."""
-        return self.position == "relative"
+        return self.position in positions.IN_LOGITS
 
     @property
     def layers(self) -> dict[str, int]:
@@ -339,4 +340,4 @@ class PublishedViTConfig(VisionTransformerConfig):
         """Those of `flops` of all blocks, for `n` tokens."""
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
-        return self.depth * (block + 2 * n * n * self.width * self.biased_attention)
+        return self.depth * (block + 2 * n * n * self.width * (self.position == "relative"))
