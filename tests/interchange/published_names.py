@@ -21,6 +21,7 @@ CLASSES = {
     "VisionTransformer": r".*",
     "VisionTransformerDistilled": r".*",
     "Eva": r".*",
+    "Beit": r".*",
     "NaFlexVit": r"naflexvit_\w+_(gap|map|siglip)",
     "CrossVit": r".*",
     "MlpMixer": r"mixer_.*",
@@ -32,6 +33,7 @@ MODULES = (
     "deit",
     "vision_transformer_hybrid",
     "eva",
+    "beit",
     "naflexvit",
     "crossvit",
     "mlp_mixer",
@@ -115,6 +117,7 @@ def table(models: dict[str, tuple[str, dict, dict]]) -> dict:
             "VisionTransformer",
             "VisionTransformerDistilled",
             "Eva",
+            "Beit",
             "NaFlexVit",
             "CrossVit",
         ):

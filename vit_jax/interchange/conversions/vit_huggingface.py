@@ -18,6 +18,7 @@ from vit_jax.interchange.conversions import (
     vit_config_json,
     vit_new_towers,
     vit_options,
+    vit_tower_names,
     vit_towers,
 )
 from vit_jax.interchange.conversions.contract import DetectedModel, HuggingFaceConversion, Shapes
@@ -76,7 +77,7 @@ class HuggingFace(HuggingFaceConversion):
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
         if "kind" in layout:
-            return vit_towers.rules(config, layout)
+            return vit_tower_names.rules(config, layout)
         prefix = layout["prefix"]
         ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
         attention = f"{theirs}.attention.attention"

@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import vit_arguments, vit_naflex
+from vit_jax.interchange.conversions import vit_arguments, vit_beit, vit_naflex
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
@@ -35,6 +35,8 @@ def architecture(
         own = {"img_size", "no_embed_class", "scale_attn_norm"}
         metadata = {name: value for name, value in metadata.items() if name not in own}
         return "naflexvit_base_patch16_gap", metadata | vit_naflex.arguments(config)
+    if config.position == "bias2d":
+        return "beit_base_patch16_224", metadata
     if config.distilled:
         return "deit_base_distilled_patch16_224", metadata
     kind = (config.norm, config.epsilon, config.norm_after)
@@ -70,9 +72,13 @@ def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str
         "depth": config.depth,
         "num_heads": config.heads,
         "mlp_ratio": ratio(hidden, config.width),
-        "class_token": config.has_class_token,
         "global_pool": POOLS[config.pool],
         "qkv_bias": config.qkv_bias,
+    }
+    if config.position == "bias2d":
+        return common | vit_beit.arguments(config)
+    common |= {
+        "class_token": config.has_class_token,
         "qk_norm": config.qk_norm,
         "no_embed_class": not config.prefix,
     }

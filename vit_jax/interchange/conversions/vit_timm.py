@@ -1,6 +1,7 @@
 """ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …), its Eva (also DINOv3,
-Perception Encoders, …) and its NaFlexVit (`vit_naflex`). What their arguments say is in `vit_arguments`, what tensors
-and names in `vit_options`, what new files say in `vit_new_timm`; here is which tensor is which parameter.
+Perception Encoders, …), its Beit (`vit_beit`) and its NaFlexVit (`vit_naflex`). What their
+arguments say is in `vit_arguments`, what tensors and names in `vit_options`, what new files say in `vit_new_timm`; here
+is which tensor is which parameter.
 """
 
 import math
@@ -13,6 +14,7 @@ from vit_jax.interchange.conversions import (
     contract,
     pytorch,
     vit_arguments,
+    vit_beit,
     vit_naflex,
     vit_new_timm,
     vit_options,
@@ -25,7 +27,7 @@ from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 
 class Timm(contract.TimmConversion):
-    """VisionTransformer, Eva and NaFlexVit."""
+    """VisionTransformer, Eva, Beit and NaFlexVit."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
     # The names of DINOv2's and DINOv3's own code, which splits the blocks into chunks while training.
@@ -71,7 +73,9 @@ class Timm(contract.TimmConversion):
         gamma = layout.get("layer_scale") == "gamma"
         scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
         pool = "attn_pool"
-        own = [pytorch.convolution("embedding", "patch_embed.proj"), Rule("position", "pos_embed")]
+        biased = config.position == "bias2d"
+        table = vit_beit.rules(config) if biased else [Rule("position", "pos_embed")]
+        own = [pytorch.convolution("embedding", "patch_embed.proj"), *table]
         return [
             *(vit_naflex.rules(config) if layout.get("naflex") else own),
             Rule("embedding/bias", "patch_embed.proj.bias"),
@@ -137,6 +141,8 @@ class Timm(contract.TimmConversion):
         naflex = vit_naflex.is_naflex_model(config)
         if naflex and (reason := vit_naflex.refusal(config)):
             return reason
+        if config.position == "bias2d":
+            return vit_beit.refusal(config)
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
         if config.epsilon not in (1e-6, 1e-5):
@@ -165,7 +171,8 @@ class Timm(contract.TimmConversion):
         """Positions are learned, where there are any beside rotary ones; with registers that have none, the
         class token has none either.
         """
-        if config.position == "none" and vit_new_timm.is_eva(config):
+        alone = config.position == "none" and vit_new_timm.is_eva(config)
+        if alone or config.position == "bias2d":
             return config, params
         naflex = vit_naflex.is_naflex_model(config)
         if config.position != "factorized":
@@ -214,6 +221,8 @@ def recognise(
             "position_of_class": bool(prefix),
             "position_of_registers": prefix > placed,
         }
+    elif table := vit_beit.bias_table(shapes):
+        options["image_size"] = vit_beit.image_size(table[0], pixels, metadata)
     else:
         size = metadata.get("image_size") or metadata.get("wanted_size")
         if not size:
@@ -230,7 +239,8 @@ def recognise(
         "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     } | ({"naflex": True} if naflex else {})
-    return contract.DetectedModel(options, layout, left, assumed=assumed)
+    left_out = vit_beit.LEFT_OUT if known_options["position"] == "bias2d" else ()
+    return contract.DetectedModel(options, layout, left, left_out, assumed=assumed)
 
 
 def image_options(
