@@ -8,7 +8,7 @@ and what they are here:
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
@@ -73,6 +73,14 @@ class HuggingFace(HuggingFaceConversion):
         heads, left_open = vit_options.published_heads(detected.options)
         options, layout = detected.options | {"heads": heads}, detected.layout | {"bare": stated}
         return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
+
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """Some classes of BEiT and ViT-MSN have parts of their network without the prefix of its embedding."""
+        result = super().canonical(names)
+        prefixes = ("vit.", "beit.", "data2vec_vision.")
+        at = next((p for p in prefixes if f"{p}embeddings.cls_token" in result), "")
+        parts = ("encoder.", "layernorm.") if at else ()
+        return {name: at + new if new.startswith(parts) else new for name, new in result.items()}
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""

@@ -14,7 +14,8 @@ def rules(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | 
     """Which tensors are which parameters, by the kind that `layout` has."""
     kind, at = layout["kind"], layout["prefix"]
     own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
-    own |= {"siglip": _rules_clip, "siglip2": _rules_clip}
+    own |= {"siglip": _rules_clip, "siglip2": _rules_clip, "tipsv2": _rules_tips}
+    own |= {"beit": _rules_beit, "data2vec-vision": _rules_beit, "aimv2": _rules_aim}
     idle = kind == "clip" and config.last_norm == "none"
     return [
         *own.get(kind, _rules_bert)(config, kind, at),
@@ -30,12 +31,12 @@ def _idle_norm(theirs: str, width: int) -> list[Constant]:
 
 
 def _rules_bert(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
-    """DINOv2's and MAE's names, which continue those of BERT."""
-    theirs, mae = f"{at}encoder.layer.{{layer}}", kind == "vit_mae"
+    """DINOv2's, MAE's, I-JEPA's and ViT-MSN's names, which continue those of BERT."""
+    theirs, plain = f"{at}encoder.layer.{{layer}}", not kind.startswith("dinov2")
     attention = f"{theirs}.attention.attention"
-    norms = ("layernorm_before", "layernorm_after") if mae else ("norm1", "norm2")
-    up = f"{theirs}.intermediate.dense" if mae else f"{theirs}.mlp.fc1"
-    down = f"{theirs}.output.dense" if mae else f"{theirs}.mlp.fc2"
+    norms = ("layernorm_before", "layernorm_after") if plain else ("norm1", "norm2")
+    up = f"{theirs}.intermediate.dense" if plain else f"{theirs}.mlp.fc1"
+    down = f"{theirs}.output.dense" if plain else f"{theirs}.mlp.fc2"
     if config.gated_mlp:
         down = f"{theirs}.mlp.weights_out"
     return [
@@ -54,6 +55,74 @@ def _rules_bert(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
             down=down,
         ),
         *pytorch.norm("encoder/norm", f"{at}layernorm"),
+    ]
+
+
+def _rules_beit(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
+    """BEiT's and data2vec's names: those of ViT, tables of biases, LayerScale and a norm of what is pooled."""
+    theirs, table = (
+        f"{at}encoder.layer.{{layer}}",
+        "relative_position_bias.relative_position_bias_table",
+    )
+    plain = _rules_bert(config, kind, at)
+    biased = config.position == "bias2d"
+    own = [
+        Rule("encoder/layers/position", f"{theirs}.attention.attention.{table}"),
+        Rule("position", f"{at}encoder.{table}"),
+    ]
+    return [
+        *(
+            r
+            for r in plain
+            if not r.ours.endswith("_scale/scale") and (r.ours != "position" or not biased)
+        ),
+        *(own if biased else ()),
+        Rule("encoder/layers/attention_scale/scale", f"{theirs}.lambda_1"),
+        Rule("encoder/layers/mlp_scale/scale", f"{theirs}.lambda_2"),
+        *pytorch.norm("pool_norm", f"{at}pooler.layernorm"),
+    ]
+
+
+def _rules_tips(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
+    """TIPSv2's names: timm's, but of the MLPs."""
+    theirs = f"{at}blocks.{{layer}}"
+    return [
+        Rule("class_token", f"{at}cls_token"),
+        Rule("registers", f"{at}register_tokens"),
+        Rule("position", f"{at}pos_embed"),
+        *pytorch.patches("embedding", f"{at}patch_embed.proj"),
+        *_blocks(
+            config,
+            theirs,
+            norms=("norm1", "norm2"),
+            qkv=(f"{theirs}.attn.qkv",),
+            out=f"{theirs}.attn.proj",
+            up=f"{theirs}.mlp.w12" if config.gated_mlp else f"{theirs}.mlp.c_fc",
+            down=f"{theirs}.mlp.w3" if config.gated_mlp else f"{theirs}.mlp.c_proj",
+            scales=("ls1.gamma", "ls2.gamma"),
+        ),
+        *pytorch.norm("encoder/norm", f"{at}norm"),
+    ]
+
+
+def _rules_aim(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
+    """AIMv2's names."""
+    theirs, width = f"{at}encoder.layers.{{layer}}", config.width
+    table = reshaped((1, -1, width), (-1, width))
+    return [
+        Rule("position", f"{at}embeddings.position_embedding.weight", table),
+        *pytorch.patches("embedding", f"{at}embeddings.patch_embed"),
+        *pytorch.norm("patch_norm", f"{at}embeddings.rms_norm"),
+        *_blocks(
+            config,
+            theirs,
+            norms=("rms_norm1", "rms_norm2"),
+            qkv=tuple(f"{theirs}.attention.{name}_proj" for name in "qkv"),
+            out=f"{theirs}.attention.out_proj",
+            up=(f"{theirs}.ffn.gate_proj", f"{theirs}.ffn.up_proj"),
+            down=f"{theirs}.ffn.down_proj",
+        ),
+        *pytorch.norm("encoder/norm", f"{at}rms_norm"),
     ]
 
 
@@ -128,6 +197,7 @@ def _blocks(
     out: str,
     up: str | tuple[str, str],
     down: str,
+    scales: tuple[str, str] = ("layer_scale1.lambda1", "layer_scale2.lambda1"),
 ) -> list[Rule]:
     """The rules of a block, from its names."""
     ours = "encoder/layers"
@@ -143,9 +213,9 @@ def _blocks(
             config.heads,
             query_value_biases=biases,
         ),
-        Rule(f"{ours}/attention_scale/scale", f"{theirs}.layer_scale1.lambda1"),
+        Rule(f"{ours}/attention_scale/scale", f"{theirs}.{scales[0]}"),
         *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.{norms[1]}"),
         *mlp(f"{ours}/mlp/up", up),
         *pytorch.linear(f"{ours}/mlp/down", down),
-        Rule(f"{ours}/mlp_scale/scale", f"{theirs}.layer_scale2.lambda1"),
+        Rule(f"{ours}/mlp_scale/scale", f"{theirs}.{scales[1]}"),
     ]
