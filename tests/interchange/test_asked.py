@@ -50,12 +50,11 @@ def test_the_grid_of_rotations_of_an_unpublished_width_is_asked_for(theirs, tmp_
 
 
 def others(package):
-    from timm.models import cait, convnext, hiera, swin_transformer
+    from timm.models import convnext, hiera, swin_transformer
 
     size = dict(embed_dim=48, depth=1, num_heads=2, num_classes=2)
     stem = package.create_model("vit_small_resnet26d_224", **size)
     return {
-        "CaiT": cait.Cait(img_size=32, **size),
         "ConvNeXt": convnext.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=2),
         "Hiera": hiera.Hiera(stages=(1, 1, 1, 1), embed_dim=8, num_heads=1, num_classes=2),
         "Swin": swin_transformer.SwinTransformer(
@@ -65,7 +64,7 @@ def others(package):
     }
 
 
-@pytest.mark.parametrize("family", ["CaiT", "ConvNeXt", "Hiera", "Swin", "ResNet-D hybrids"])
+@pytest.mark.parametrize("family", ["ConvNeXt", "Hiera", "Swin", "ResNet-D hybrids"])
 def test_families_that_are_not_read_are_refused_by_their_name(theirs, tmp_path, family):
     torch.save(others(theirs)[family].state_dict(), tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=f"a model of the family {family} "):

@@ -45,6 +45,7 @@ FAMILIES = (
     ("hybrids", r"vit_.*_r(\d*)_s\d+_.*|.*_mci_.*"),
     ("MLP-Mixer", r"mixer_.*"),
     ("BiT", r"resnetv2_.*"),
+    ("CaiT", r"cait_.*"),
     ("CrossViT", r"crossvit_.*"),
     ("EfficientNet", r"tf_efficientnet_.*"),
     (
@@ -137,6 +138,8 @@ def difference(model, checkpoint) -> float:
 
 def fewer_layers(kind: str, arguments: dict) -> dict:
     """Arguments of the same network with fewer layers, where it is large."""
+    if kind == "Cait":
+        return {"depth": 2}
     if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit", "NaFlexVit"):
         return {}
     width, depth = arguments.get("embed_dim", 768), arguments.get("depth", 12)

@@ -83,6 +83,13 @@ TINY = {
         sum(2 * n + (n + 1) * 24 + 3 * 9 * 8 + 16 for n in (27, 72)) + 73 * 16
         + 16 + 2 * (16 * 48 + 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5,
     ),
+    "cait": (
+        "CaiT-XXS24",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2),
+        # patches, positions, class token, all blocks with LayerScale, two mixings of heads, last norm, head
+        49 * 16 + 6 * 16 + 16 + 4 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16 + 2 * 16) + 2 * 2 * (2 * 2 + 2)
+        + 32 + 17 * 5,
+    ),
     "dynamic_vit": (
         "DVT-DeiT-S",
         dict(image_size=(8, 12), grids=((2, 3), (4, 6)), depth=2, width=16, mlp_dim=32, heads=2,
@@ -277,6 +284,7 @@ def test_every_parameter_has_a_gradient(family):
     useless = {
         "mixer": {"layers/token_mlp/down/bias"},
         "dynamic_vit": {"exit_2/relations/down/bias"},
+        "cait": {"layers/attention/before/bias"},
     }
     assert without == useless.get(family, set())
 

@@ -21,7 +21,6 @@ from vit_jax.models import published
 NAME = "timm"
 # Families of timm that are not read: what the names of tensors of no other have, and why they are no plain ViTs.
 _NOT_READ = {
-    "CaiT": (r"blocks_token_only\.", "mixes the heads of attention and has blocks for the class token alone"),
     "ConvNeXt": (
         r"stages\.\d+\.(blocks\.\d+\.conv_dw|\d+\.dwconv)\.weight$", "is of convolutions, without attention",
     ),
