@@ -137,6 +137,8 @@ class ModelSection(_Fields):
     "which residuals are multiplied by a learned number for each channel (2103.17239) (default: 'none')"
     layer_scale_init: float | None
     'what these numbers begin as (1e-4 in ViT-5); what LayerScale begins as (1e-6 in S36 and M) (default: 1e-05)'
+    token_merging: int | None
+    'patches that each block merges with those most like them (ToMe, 2210.09461): less work after training (default: 0)'
     drop_path_by: Literal['depth', 'constant'] | None
     "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in every block (DeiT III) (default: 'depth')"
     init: Literal['vit', 'deit'] | None
@@ -795,6 +797,7 @@ class ModelOptions(TypedDict, total=False):
     gated_mlp: bool
     layer_scale: Literal['none', 'all', 'attention']
     layer_scale_init: float
+    token_merging: int
     drop_path_by: Literal['depth', 'constant']
     init: Literal['vit', 'deit']
     units: tuple[Any, ...] | list[Any]

@@ -52,19 +52,18 @@ def test_the_grid_of_rotations_of_an_unpublished_width_is_asked_for(theirs, tmp_
 def others(package):
     from timm.models import convnext, hiera, swin_transformer
 
-    size = dict(embed_dim=48, depth=1, num_heads=2, num_classes=2)
-    stem = package.create_model("vit_small_resnet26d_224", **size)
+    stem = package.create_model("vit_base_mci_224", depth=1, num_classes=2)
     return {
         "ConvNeXt": convnext.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=2),
         "Hiera": hiera.Hiera(stages=(1, 1, 1, 1), embed_dim=8, num_heads=1, num_classes=2),
         "Swin": swin_transformer.SwinTransformer(
             img_size=32, window_size=2, depths=(1, 1), num_heads=(1, 2), embed_dim=8, num_classes=2
         ),
-        "ResNet-D hybrids": stem,
+        "MobileCLIP": stem,
     }
 
 
-@pytest.mark.parametrize("family", ["ConvNeXt", "Hiera", "Swin", "ResNet-D hybrids"])
+@pytest.mark.parametrize("family", ["ConvNeXt", "Hiera", "Swin", "MobileCLIP"])
 def test_families_that_are_not_read_are_refused_by_their_name(theirs, tmp_path, family):
     torch.save(others(theirs)[family].state_dict(), tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=f"a model of the family {family} "):

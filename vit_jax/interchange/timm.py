@@ -29,10 +29,6 @@ _NOT_READ = {
         r"layers\.\d+\.blocks\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.0\.weight)$",
         "attends in shifted windows and merges its patches from stage to stage",
     ),
-    "ResNet-D hybrids": (
-        r"patch_embed\.backbone\.conv1\.0\.weight$",
-        "makes tokens by a ResNet of batch norms with three first convolutions; the hybrids read here have BiT's",
-    ),
     "MobileCLIP": (r"patch_embed\.backbone\.0\.conv\.weight$", "makes tokens by convolutions with batch norms"),
 }  # fmt: skip
 _STATED = (*vit_arguments.NOT_IN_TENSORS, "image_size")

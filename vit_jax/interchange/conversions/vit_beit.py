@@ -114,7 +114,7 @@ LEFT_OUT = (
 )  # fmt: skip
 
 
-def rules(config: PublishedViTConfig) -> list[Rule]:
+def table_rules(config: PublishedViTConfig) -> list[Rule]:
     """Those of the tables."""
     return [Rule("encoder/layers/position", OWN), Rule("position", SHARED)]
 
@@ -143,7 +143,7 @@ def refusal(config: PublishedViTConfig) -> str:
     return f"timm's Beit has no {', no '.join(missing)}" if missing else ""
 
 
-def arguments(config: PublishedViTConfig) -> dict[str, Any]:
+def beit_arguments(config: PublishedViTConfig) -> dict[str, Any]:
     """Those of Beit beside the ones that VisionTransformer has too."""
     shared = config.position_place == "shared"
     scaled = {"init_values": config.layer_scale_init if config.layer_scale == "all" else None}

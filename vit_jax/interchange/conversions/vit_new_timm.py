@@ -76,7 +76,7 @@ def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str
         "qkv_bias": config.qkv_bias,
     }
     if config.position == "bias2d":
-        return common | vit_beit.arguments(config)
+        return common | vit_beit.beit_arguments(config)
     common |= {
         "class_token": config.has_class_token,
         "qk_norm": config.qk_norm,

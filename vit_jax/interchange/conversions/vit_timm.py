@@ -74,7 +74,7 @@ class Timm(contract.TimmConversion):
         scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
         pool = "attn_pool"
         biased = config.position == "bias2d"
-        table = vit_beit.rules(config) if biased else [Rule("position", "pos_embed")]
+        table = vit_beit.table_rules(config) if biased else [Rule("position", "pos_embed")]
         own = [pytorch.convolution("embedding", "patch_embed.proj"), *table]
         return [
             *(vit_naflex.rules(config) if layout.get("naflex") else own),
