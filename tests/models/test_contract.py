@@ -5,6 +5,7 @@ import functools
 import math
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -272,6 +273,19 @@ def test_the_last_layer_after_the_last_norm_is_what_the_head_reads(family):
         assert last.patches.shape[:2] == patches.shape[:2]
     else:
         np.testing.assert_allclose(last.patches, patches, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("cait", {}), ("vit", {"position": "bias2d"}), ("vit", {"token_merging": 2})],
+)
+def test_batches_of_any_size_are_traced_as_exports_do(family, options):
+    config = dataclasses.replace(tiny(family), **options)
+    definition, weights = registry.abstract_weights(config)
+    (batch,) = jax.export.symbolic_shape("batch")
+    x = jax.ShapeDtypeStruct((batch, *config.height_width, 3), jnp.float32)
+    output = jax.eval_shape(lambda w, x: nnx.merge(definition, *w)(x), weights, x)
+    assert output.logits.shape == (batch, CLASSES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

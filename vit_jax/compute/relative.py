@@ -26,7 +26,7 @@ def _bias_function(grid: tuple[int, int]) -> Callable:
 
     def added(table, q):
         pairs = bias_of_pairs(table, grid, q.shape[1])
-        return jnp.broadcast_to(pairs, (len(q), *pairs.shape))
+        return jnp.broadcast_to(pairs, (q.shape[0], *pairs.shape))
 
     return added
 

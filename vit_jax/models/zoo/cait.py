@@ -207,7 +207,7 @@ class CaiT(stacked.StackedModel):
 
     def from_blocks(self, x: jax.Array) -> jax.Array:
         """Patches (B, N, D) -> the class token that has read them, and the patches (B, 1 + N, D)."""
-        token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (len(x), 1, x.shape[2]))
+        token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
         return jnp.concatenate([self.class_blocks(token, x), x], axis=1)
 
     def step(self, training: bool, capture: Capture) -> Callable:

@@ -92,7 +92,7 @@ class MergingEncoder(blocks.PublishedEncoder):
             )
         patches = math.prod(config.grid)
         first = x.shape[1] - patches
-        shape = (len(x), x.shape[1])
+        shape = (x.shape[0], x.shape[1])
         sizes = jnp.ones(shape, jnp.float32)
         # Of each token that came in, which one it is part of.
         places = jnp.broadcast_to(jnp.arange(shape[1]), shape)
@@ -107,7 +107,7 @@ class MergingEncoder(blocks.PublishedEncoder):
             normed = block.attention_norm(x)
             bias = None
             if number:
-                pairs = (len(x), config.heads, x.shape[1], x.shape[1])
+                pairs = (x.shape[0], config.heads, x.shape[1], x.shape[1])
                 bias = jnp.broadcast_to(jnp.log(sizes)[:, None, None], pairs)
             y, weights = block.attention(normed, key=drawn[0], bias=bias)
             x = blocks.add_residual(x, y, block.attention_scale, rates[number], drawn[1])
@@ -150,7 +150,7 @@ def merge(
     order = jnp.argsort(-best, axis=-1)
     going, staying = order[:, :count], jnp.sort(order[:, count:], axis=-1)
     to = jnp.take_along_axis(partner, going, 1)
-    rows = jnp.arange(len(x))[:, None]
+    rows = jnp.arange(x.shape[0])[:, None]
 
     def halves(values):
         return values[:, :first], values[:, first + 1 :: 2], values[:, first::2]
