@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.models.conftest import apply, parameters
-from vit_jax.models import registry
+from vit_jax.models import layout, registry
 
 # Facts §59: parameters with 1,000 classes, at the size of the images that weights are published for.
 PARAMETERS = {
@@ -37,6 +37,9 @@ def test_the_class_token_changes_no_patch():
     output = apply(config, params, x, capture=True)
     assert output.tokens.shape == (2, 7, 16)
     assert output.intermediates["blocks"].shape == (2, 2, 7, 16)
+    attention = output.intermediates["attention"]
+    assert attention.shape == (2, 2, 2, 6, 6)
+    assert not layout.layouts(config)["attention"].class_token
     other = apply(config, params | {"class_token": -params["class_token"]}, x)
     np.testing.assert_array_equal(other.tokens[:, 1:], output.tokens[:, 1:])
     assert np.abs(other.logits - output.logits).max() > 1e-3

@@ -46,6 +46,7 @@ class CaiTConfig(stacked.StackedConfig, classifier.ClassifierConfig):
     activation: ClassVar[str] = "gelu"
     prefix: ClassVar[int] = 0  # the class token comes after the positions, and has none
     constant_drop_path: ClassVar[bool] = True
+    class_token_attends: ClassVar[bool] = False  # in the captured attention, that of patches
 
     heads: int = option(8, "attention heads", minimum=1, role="size")
     class_depth: int = option(
