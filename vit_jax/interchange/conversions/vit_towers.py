@@ -32,9 +32,7 @@ _BEIT = {
     "use_shared_relative_position_bias": False,
     "use_mean_pooling": True,
 }
-_TIPS = {"image_size": 448, "mlp_ratio": 4, "patch_size": 14, "use_swiglu_ffn": False} | {
-    "num_register_tokens": 1
-}
+_TIPS = _DINOV2 | {"image_size": 448, "num_register_tokens": 1}
 _AIM = {
     "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 8,
     "patch_size": 14, "hidden_act": "silu", "rms_norm_eps": 1e-5, "qkv_bias": False, "mlp_bias": False,
@@ -142,7 +140,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
         "ijepa": _ijepa,
         "beit": _beit,
         "data2vec-vision": _beit,
-        "tipsv2": _tips,
+        "tipsv2": _dinov2,
         "aimv2": _aim,
     }.get(layout["kind"], _plain)
     more, left_out = details_of(shapes, value, prefixes[0])
@@ -242,13 +240,6 @@ def _beit(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Ski
         "last_norm": next((at for at, name in norms if name in shapes), "none"),
     }
     return options | _classes(shapes), vit_beit.LEFT_OUT
-
-
-def _tips(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
-    options, left_out = _dinov2(shapes, value, prefix)
-    if options.get("gated_mlp") and f"{prefix}blocks.0.mlp.w12.weight" not in shapes:
-        raise CheckpointError("use_swiglu_ffn = true with layers of other names is not supported")
-    return options, left_out
 
 
 def _aim(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
