@@ -329,7 +329,11 @@ def test_a_run_killed_after_a_rollback_goes_on_with_the_same_data(hosts, tmp_pat
 
 @pytest.mark.parametrize(
     "processes, slow",
-    [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow), pytest.param(3, 0, marks=pytest.mark.slow)],
+    [
+        (2, 1),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+        pytest.param(3, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_host_that_holds_up_the_others_is_named(hosts, tmp_path, processes, slow):
     options = (
