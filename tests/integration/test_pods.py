@@ -26,7 +26,7 @@ from vit_jax.checkpoints import reading
 STEPS, EVERY = 40, 8
 TINY = HOSTS | {
     "batch_size": 8, "duration": f"{STEPS} steps", "checkpoint.every": f"{EVERY} steps", "log.every": "8 steps",
-    "optim.warmup": "0 steps", "augment.mixup": 0.0,
+    "optim.warmup": "0 steps", "augment.mixup": 0.0, "audit.every": 0,
 }  # fmt: skip
 # What the guide prints, and what stands in for it.
 INSTEAD = {
