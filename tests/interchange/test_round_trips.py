@@ -86,8 +86,15 @@ OTHER_MODULES = ("data2vec", "I-JEPA", "TIPSv2", "AIMv2")
 QUICK = ("ViT", "DINOv2", "MAE", "SigLIP", "BEiT", "CLIP with a head", "registers of timm")
 
 
-def kinds(of_library):
-    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in of_library]
+# At another size everything happens that happens at the model's own, and positions are resampled too.
+OWN_SIZE = ("ViT", "registers of timm")
+
+
+def cases():
+    for kind in (*OF_TRANSFORMERS, *OF_TIMM):
+        for size in SIZES:
+            slow = kind not in QUICK or (size == "same" and kind not in OWN_SIZE)
+            yield pytest.param(kind, size, marks=[pytest.mark.slow] * slow)
 
 
 def randomized(model, keep=()):
@@ -217,8 +224,7 @@ def check_adapters(base, path, kind, x):
     oracles.assert_close(getattr(ours(vit_jax.load(path), x), what), expected.numpy(), 2e-5)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", kinds([*OF_TRANSFORMERS, *OF_TIMM]))
+@pytest.mark.parametrize("kind, size", cases())
 def test_what_is_written_at_any_size_is_read_by_its_library(
     sources, tmp_path, hub, monkeypatch, kind, size
 ):
