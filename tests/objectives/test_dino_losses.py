@@ -10,15 +10,17 @@ from tests.models import oracles
 from vit_jax.objectives.dino import losses
 
 TEMPERATURE = 0.1
+sinkhorn = jax.jit(losses.sinkhorn, static_argnames="iterations")
+centred, moved_centre = jax.jit(losses.centred), jax.jit(losses.moved_centre)
 
 
 @pytest.fixture(scope="module")
 def official(shared_data):
     """The head with the official parameters as (definition, parameters), all answers."""
     _, tensors, answers, _ = oracles.relative(shared_data, "dinov2_losses")
-    head = losses.Head(
+    head = nnx.eval_shape(lambda: losses.Head(
         16, hidden=32, bottleneck=12, prototypes=48, std=0.02, dtype=jnp.float32, rngs=nnx.Rngs(0)
-    )
+    ))  # fmt: skip
     definition, state = nnx.split(head, nnx.Param)
     params = nnx.to_pure_dict(state)
     params["mlp"] = {
@@ -45,7 +47,8 @@ def in_order(rows):
 def test_head_is_that_of_the_official_code(official):
     definition, params, answers = official
     x = jnp.asarray(answers["teacher_cls"])
-    found = jnp.concatenate(nnx.merge(definition, params)([x[:3], x[3:]]))  # in parts
+    head = jax.jit(lambda params, *parts: jnp.concatenate(nnx.merge(definition, params)(parts)))
+    found = head(params, x[:3], x[3:])  # in parts
     np.testing.assert_allclose(found, answers["teacher_head"], atol=1e-5)
 
 
@@ -53,10 +56,10 @@ def test_teacher_probabilities_are_those_of_the_official_code(official):
     _, _, answers = official
     logits = by_crop(answers["teacher_head"], 2)
     for iterations, name in ((3, "sinkhorn"), (1, "sinkhorn_1_iteration")):
-        found = losses.sinkhorn(logits, 0.04, iterations=iterations)
+        found = sinkhorn(logits, 0.04, iterations=iterations)
         np.testing.assert_allclose(found, in_order(answers[name]), atol=1e-5)
     np.testing.assert_allclose(
-        losses.sinkhorn(jnp.asarray(answers["ibot_teacher"]), 0.04),
+        sinkhorn(jnp.asarray(answers["ibot_teacher"]), 0.04),
         answers["ibot_sinkhorn"],
         atol=1e-5,
     )
@@ -67,10 +70,10 @@ def test_rows_that_only_fill_an_array_change_nothing(official):
     rows = answers["ibot_teacher"]
     filled = jnp.concatenate([rows, np.full((5, 48), 9.0)])
     present = jnp.arange(len(filled)) < len(rows)
-    found = losses.sinkhorn(filled, 0.04, present.astype(jnp.float32))
+    found = sinkhorn(filled, 0.04, present.astype(jnp.float32))
     np.testing.assert_allclose(found[: len(rows)], answers["ibot_sinkhorn"], atol=1e-5)
     assert not found[len(rows) :].any()
-    moved = losses.moved_centre(jnp.zeros(48), filled, 0.9, present.astype(jnp.float32))
+    moved = moved_centre(jnp.zeros(48), filled, 0.9, present.astype(jnp.float32))
     np.testing.assert_allclose(moved, answers["ibot_center_used_1"][0, 0], atol=1e-6)
 
 
@@ -87,9 +90,9 @@ def test_centre_follows_the_batches_and_is_used_from_the_next_step_on(official):
                 centre, answers[f"{prefix}center_used_{i}"].ravel(), atol=1e-6
             )
             np.testing.assert_allclose(
-                losses.centred(logits, centre, 0.04), answers[f"{prefix}centered_{i}"], atol=1e-5
+                centred(logits, centre, 0.04), answers[f"{prefix}centered_{i}"], atol=1e-5
             )
-            centre = losses.moved_centre(centre, logits, 0.9)
+            centre = moved_centre(centre, logits, 0.9)
 
 
 def test_losses_and_gradients_are_those_of_the_official_code(official):
@@ -150,11 +153,15 @@ def test_all_are_exact_in_float64():
     random = np.random.default_rng(0)
     teacher, student = random.normal(size=(2, 6, 2, 20))
     local, x = random.normal(size=(6, 3, 20)), random.normal(size=(7, 5))
+
+    @jax.jit
+    def compute(teacher, centre, student, local, x):
+        found = losses.sinkhorn(teacher, 0.07)
+        dino = losses.class_token_loss(found, student, [local], 0.1)
+        return found, dino, losses.koleo(x), losses.centred(teacher, centre, 0.05)
+
     with jax.enable_x64(True):
-        found = losses.sinkhorn(jnp.asarray(teacher), 0.07)
-        dino = losses.class_token_loss(found, jnp.asarray(student), [jnp.asarray(local)], 0.1)
-        koleo = losses.koleo(jnp.asarray(x))
-        centred = losses.centred(jnp.asarray(teacher), jnp.asarray(teacher.mean((0, 1))), 0.05)
+        found, dino, koleo, centred = compute(teacher, teacher.mean((0, 1)), student, local, x)
     q = np.exp(teacher.reshape(12, 20) / 0.07).T
     q /= q.sum()
     for _ in range(3):
@@ -192,11 +199,16 @@ def test_biases_soon_outweigh_the_features_in_a_small_head_whose_kernels_begin_t
     std, alike
 ):
     """After ten steps of Adam at 1e-3 in one direction."""
-    head = losses.Head(
-        64, hidden=128, bottleneck=32, prototypes=256, std=std, dtype=jnp.float32, rngs=nnx.Rngs(0)
-    )
-    for layer in head.mlp:
-        layer.bias[...] = jnp.full_like(layer.bias[...], 0.01)
-    (logits,) = head([jax.random.normal(jax.random.key(0), (100, 64))])
-    share = jnp.var(logits, axis=0).mean() / jnp.square(logits).mean()
-    assert (share < 0.2) == alike
+
+    @jax.jit
+    def answer():
+        head = losses.Head(
+            64, hidden=128, bottleneck=32, prototypes=256, std=std, dtype=jnp.float32,
+            rngs=nnx.Rngs(0),
+        )  # fmt: skip
+        for layer in head.mlp:
+            layer.bias[...] = jnp.full_like(layer.bias[...], 0.01)
+        return head([jax.random.normal(jax.random.key(0), (100, 64))])[0]
+
+    logits = np.asarray(answer())
+    assert (logits.var(axis=0).mean() / np.square(logits).mean() < 0.2) == alike

@@ -1,6 +1,7 @@
 """EoMT on panoptic masks: single things are segments that queries learn."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ def test_things_and_stuff_are_segments_and_the_largest_come_first():
     labels = jnp.asarray(
         [[[0, 0, 0, 0], [257, 257, 257, IGNORED], [513, 513, 2, IGNORED]]], jnp.uint16
     )
-    numbers, count = losses.segments(labels, CLASSES, 5, things=3)
+    segments = jax.jit(lambda labels: losses.segments(labels, CLASSES, 5, things=3))
+    numbers, count = segments(labels)
     assert count.tolist() == [4] and numbers[0, :4].tolist() == [0, 257, 513, 2]
 
 
@@ -33,9 +35,8 @@ def test_of_classes_alone_panoptic_masks_are_the_case_without_things():
     labels = batch()["label"]
     how = dict(most=CLASSES, points=losses.Points(64), weights=losses.Weights())
     for things, given in ((0, labels), (2, labels.astype(jnp.uint16))):
-        found[things] = losses.query_loss(
-            masks, logits, given, jax.random.key(0), things=things, **how
-        )
+        loss = jax.jit(functools.partial(losses.query_loss, things=things, **how))
+        found[things] = loss(masks, logits, given, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, found[0], found[2])
 
 
@@ -48,15 +49,11 @@ def test_each_thing_has_a_query_of_its_own():
     logits = np.full((1, 1, 3, 3), -10.0, np.float32)
     logits[..., [0, 1, 2], [0, 1, 1]] = 10
     how = dict(most=3, points=losses.Points(256), weights=losses.Weights(), things=3)
+    loss = jax.jit(functools.partial(losses.query_loss, **how))
     total = [
-        sum(
-            losses.query_loss(
-                jnp.asarray(masks[None], jnp.float32), jnp.asarray(logits), jnp.asarray(labels),
-                jax.random.key(0), **how,
-            ).values()
-        )
+        sum(loss(masks[None].astype(np.float32), logits, labels, jax.random.key(0)).values())
         for masks in (apart, joined)
-    ]  # fmt: skip
+    ]
     apart, joined = (float(x[0, 0]) for x in total)
     assert apart + 1 < joined, (apart, joined)
 

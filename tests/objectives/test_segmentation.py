@@ -3,6 +3,7 @@ and the other heads.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +47,12 @@ def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
 
 
 def learner(objective, step=0):
+    return Learner(*nnx.jit(lambda: modules(objective))(), None, jnp.int32(step))
+
+
+def modules(objective):
     model = registry.build(objective.context.model, rngs=nnx.Rngs(0))
-    return Learner(model, objective.own_modules(nnx.Rngs(1)), None, jnp.int32(step))
+    return model, objective.own_modules(nnx.Rngs(1))
 
 
 def batch(size=2, seed=0):
@@ -78,7 +83,8 @@ def ours(theirs):
     """Our learner with their weights."""
     changes = dict(registers=3, activation="gelu", layer_scale="all", position_of_class=False)
     objective = made(changes=changes)
-    found = learner(objective)
+    model, own = nnx.eval_shape(lambda: modules(objective))
+    found = Learner(model, own, None, jnp.int32(0))
     t = {name: x.detach().numpy() for name, x in theirs.state_dict().items()}
 
     def every(name):
@@ -180,11 +186,14 @@ def compare(found, masks, classes, bound=1e-5):
         assert np.abs(ours - theirs).max() < bound * max(np.abs(theirs).max(), 1)
 
 
+predictions_of = nnx.jit(lambda own, *inputs, **options: own(*inputs, **options))
+
+
 def test_eomt_predicts_what_transformers_does_once_its_masks_are_annealed(theirs, ours):
     images, tensors = pixels()
     theirs.attn_mask_probs[:] = 0
     expected = theirs.eval()(tensors)
-    ((masks, classes),) = ours.own(ours.model, images)
+    ((masks, classes),) = predictions_of(ours.own, ours.model, images)
     compare((masks, classes), expected.masks_queries_logits, expected.class_queries_logits)
 
 
@@ -192,10 +201,12 @@ def test_masked_attention_is_that_of_transformers(theirs, ours):
     images, tensors = pixels()
     theirs.attn_mask_probs[:] = 1
     expected = theirs.eval()(tensors)
-    predictions = ours.own(ours.model, images, masked=jnp.ones(2), key=jax.random.key(0))
+    predictions = predictions_of(
+        ours.own, ours.model, images, masked=jnp.ones(2), key=jax.random.key(0)
+    )
     assert len(predictions) == 3
     compare(predictions[-1], expected.masks_queries_logits, expected.class_queries_logits)
-    unmasked = ours.own(ours.model, images)[0][0]
+    unmasked = predictions_of(ours.own, ours.model, images)[0][0]
     assert np.abs(unmasked - predictions[-1][0]).max() > 1e-2
 
 
@@ -205,7 +216,8 @@ def test_a_masked_query_reads_no_patch_outside_of_its_mask_and_a_free_one_all():
     masks = np.full((1, 2, 4, 4), -1.0, np.float32)
     masks[0, :, :2] = 1.0
     free = jnp.array([False, True]).reshape(1, 2, 1)
-    added = np.asarray(hide(jnp.asarray(masks), (2, 2), free)(jnp.zeros((1, 7, 3, 8))))
+    hidden = jax.jit(lambda masks, x: hide(masks, (2, 2), free)(x))
+    added = np.asarray(hidden(masks, np.zeros((1, 7, 3, 8), np.float32)))
     assert added.shape == (1, 3, 7, 7)
     assert (added[0, :, 0] == [0, 0, 0, 0, 0, -1e9, -1e9]).all()  # queries, class token, patches
     assert not added[0, :, 1:].any()
@@ -225,14 +237,14 @@ def test_matching_is_scipys_assignment_of_the_rows_that_count(shape):
 
 def test_matching_survives_costs_that_are_no_numbers():
     costs = np.array([[np.nan, 1.0, np.inf], [np.nan, 0.0, 2.0]], np.float32)
-    assert np.asarray(assign(jnp.asarray(costs), 2)).tolist() == [1, 2]
+    assert np.asarray(jax.jit(assign)(costs, 2)).tolist() == [1, 2]
 
 
 def test_maps_are_sampled_as_torch_samples_grids():
     random = np.random.default_rng(0)
     maps = random.normal(size=(3, 7, 5)).astype(np.float32)
     within = jnp.asarray(random.uniform(size=(2, 7, 5, 2)).astype(np.float32))
-    points, pulled = losses.places(within), random.normal(size=(3, 70)).astype(np.float32)
+    points, pulled = jax.jit(losses.places)(within), random.normal(size=(3, 70)).astype(np.float32)
     corner = np.stack(np.meshgrid(np.arange(5), np.arange(7)), -1)
     exact = ((corner + np.asarray(within, np.float64)) / (5, 7)).reshape(-1, 2)
     np.testing.assert_allclose(points, exact, atol=1e-6)
@@ -240,15 +252,21 @@ def test_maps_are_sampled_as_torch_samples_grids():
     repeated = torch.tensor(exact)[None].repeat(3, 1, 1)
     expected = peer.sample_point(tensors[:, None], repeated, align_corners=False)[:, 0]
     expected.backward(torch.tensor(pulled, dtype=torch.float64))
-    found, pull = jax.vjp(lambda maps: losses.sample(maps, within), maps)
+
+    @jax.jit
+    def with_gradient(maps, pulled):
+        found, pull = jax.vjp(lambda maps: losses.sample(maps, within), maps)
+        return found, pull(pulled)[0]
+
+    found, gradient = with_gradient(maps, pulled)
     np.testing.assert_allclose(found, expected.detach(), atol=1e-6)
-    np.testing.assert_allclose(pull(pulled)[0], tensors.grad, atol=1e-6)
+    np.testing.assert_allclose(gradient, tensors.grad, atol=1e-6)
     labels = random.integers(0, 3, (7, 5)).astype(np.uint8)
     of_class = np.stack([labels == k for k in range(3)]).astype(np.float32)
-    inside, counted = losses.sample_labels(jnp.asarray(labels), points, jnp.arange(3))
+    inside, counted = jax.jit(losses.sample_labels)(labels, points, np.arange(3))
     # Of a map, a place is rounded at the size of its side, once in each direction.
     rounding = 2 * 7 * np.finfo(np.float32).eps
-    np.testing.assert_allclose(inside, losses.sample(of_class, within), atol=rounding)
+    np.testing.assert_allclose(inside, with_gradient(of_class, pulled)[0], atol=rounding)
     assert counted.min() == 1
 
 
@@ -258,13 +276,14 @@ def test_kernels_of_each_place_are_those_of_the_plain_formula_on_cpus(shape):
     x, kernels = (
         jnp.asarray(random.normal(size=size), jnp.float32) for size in (shape, (3, 3, *shape[-3:]))
     )
-    np.testing.assert_allclose(local(x, kernels), local.plain(x, kernels), atol=1e-5)
+    found, plain = (jax.jit(f)(x, kernels) for f in (local, local.plain))
+    np.testing.assert_allclose(found, plain, atol=1e-5)
 
 
 def test_points_are_anywhere_in_their_pixels():
-    within = losses.Points(100).draw(jax.random.key(0), (6, 9))
+    within = jax.jit(lambda key: losses.Points(100).draw(key, (6, 9)))(jax.random.key(0))
     assert within.shape == (6, 6, 9, 2)  # 3 x 100 points among 54 pixels
-    points = np.asarray(losses.places(within)).reshape(6, 6, 9, 2)
+    points = np.asarray(jax.jit(losses.places)(within)).reshape(6, 6, 9, 2)
     assert (np.floor(points[..., 0] * 9) == np.arange(9)).all()
     assert (np.floor(points[..., 1] * 6) == np.arange(6)[:, None]).all()
     assert np.ptp(np.asarray(within), axis=(0, 1, 2)).min() > 0.95
@@ -280,7 +299,8 @@ def test_costs_of_matching_are_those_of_transformers():
         + 5 * peer.pair_wise_dice_loss(*tensors)
         - 2 * torch.tensor(logits).softmax(-1)[:, classes]
     ).T
-    found = losses.costs(masks, logits, targets, np.ones(40), classes, losses.Weights())
+    costs = jax.jit(lambda *arrays: losses.costs(*arrays, losses.Weights()))
+    found = costs(masks, logits, targets, np.ones(40), classes)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -290,17 +310,23 @@ def test_the_loss_of_queries_is_the_formulas_in_float64():
     logits = random.normal(size=(QUERIES, CLASSES + 1)).astype(np.float32)
     labels = random.integers(0, CLASSES - 1, (32, 32)).astype(np.uint8)
     labels[:4] = IGNORED
-    classes, count = (x[0] for x in losses.segments(jnp.asarray(labels)[None], CLASSES, CLASSES))
-    assert int(count) == CLASSES - 1
-    points, weights = losses.Points(64), losses.Weights()
-    within = points.draw(jax.random.key(3), (8, 8))
-    t, inside = losses.sample_labels(jnp.asarray(labels), losses.places(within), classes)
-    wanted = losses.Segments(within, t, inside, classes, count)
-    queries = jnp.array([4, 0, 2, 5, QUERIES])
-    found = losses.matched_loss(masks, logits, wanted, queries, points, weights)
+    queries = np.array([4, 0, 2, 5, QUERIES])
 
-    chosen = masks[np.minimum(queries, QUERIES - 1)]
-    z = np.asarray(losses.sample(chosen, within), np.float64)
+    @jax.jit
+    def loss(masks, logits, labels, queries):
+        classes, count = (x[0] for x in losses.segments(labels[None], CLASSES, CLASSES))
+        points = losses.Points(64)
+        within = points.draw(jax.random.key(3), (8, 8))
+        t, inside = losses.sample_labels(labels, losses.places(within), classes)
+        wanted = losses.Segments(within, t, inside, classes, count)
+        found = losses.matched_loss(masks, logits, wanted, queries, points, losses.Weights())
+        chosen = masks[jnp.minimum(queries, QUERIES - 1)]
+        return found, wanted, losses.sample(chosen, within)
+
+    found, wanted, z = loss(masks, logits, labels, queries)
+    t, inside, classes, count = wanted.targets, wanted.counted, wanted.classes, wanted.count
+    assert int(count) == CLASSES - 1
+    z = np.asarray(z, np.float64)
     t, inside = np.asarray(t, np.float64), np.asarray(inside, np.float64)
     # 64 points: a quarter of them evenly among all 192, and the 48 where z is nearest to 0.
     nearest = np.abs(z).argsort(axis=1).argsort(axis=1) < 48
@@ -311,7 +337,7 @@ def test_the_loss_of_queries_is_the_formulas_in_float64():
     overlap, sums = (p * t * counted).sum(1), ((p + t) * counted).sum(1)
     dice = (1 - (2 * overlap + 1) / (sums + 1))[:4].mean()
     wanted = np.full(QUERIES, CLASSES)
-    wanted[np.asarray(queries)[:4]] = np.asarray(classes)[:4]
+    wanted[queries[:4]] = np.asarray(classes)[:4]
     exact = logits.astype(np.float64)
     log_p = exact - np.log(np.exp(exact).sum(1, keepdims=True))
     weight = np.where(wanted == CLASSES, 0.1, 1.0)
@@ -330,10 +356,11 @@ def test_the_loss_of_an_example_does_not_depend_on_the_others():
         batch()["label"],
         dict(most=CLASSES, points=losses.Points(64), weights=losses.Weights()),
     )
-    found = losses.query_loss(masks, logits, labels, jax.random.key(0), **how)
+    loss = jax.jit(functools.partial(losses.query_loss, **how))
+    found = loss(masks, logits, labels, jax.random.key(0))
     others = masks.copy(), logits.copy(), labels.at[1].set(2)
     others[0][:, 1], others[1][:, 1] = 0, 1
-    again = losses.query_loss(*others, jax.random.key(0), **how)
+    again = loss(*others, jax.random.key(0))
     for name, x in found.items():
         assert x.shape == (2, 2)
         np.testing.assert_array_equal(x[:, 0], again[name][:, 0])
@@ -357,7 +384,7 @@ def test_points_where_the_logits_are_nearest_to_0_count_most():
         np.geomspace(1e-3, 1e3, 400, dtype=np.float32)[None].repeat(5, 0), axis=1
     )
     values *= random.choice([-1, 1], values.shape)
-    found = np.asarray(losses.Points(400).importance(jnp.asarray(values)))
+    found = np.asarray(jax.jit(losses.Points(400).importance)(values))
     nearest = np.abs(values).argsort(axis=1).argsort(axis=1) < 100
     np.testing.assert_allclose(found, nearest + 0.25 / 3, rtol=1e-6)
 
@@ -366,7 +393,7 @@ def test_points_where_the_logits_are_nearest_to_0_count_most():
 def test_the_smallest_values_are_those_that_sorting_finds(count):
     values = np.random.default_rng(0).exponential(size=(3, 100)).astype(np.float32)
     values[0], values[1, :9] = 0.5, 0
-    found = np.asarray(losses.smallest(jnp.asarray(values), count))
+    found = np.asarray(jax.jit(losses.smallest, static_argnums=1)(values, count))
     assert found[0].all() and (found[1:].sum(1) >= [max(count, 9), count]).all()
     for row, chosen in zip(values[1:], found[1:], strict=True):
         # Equal to eight bits of the fraction: less than 2^-8 apart.
@@ -377,7 +404,8 @@ def test_segments_are_the_largest_first_with_things_of_their_own():
     labels = np.zeros((1, 6, 10), np.uint16)
     labels[0, :3], labels[0, 3, :4], labels[0, 3, 4:] = 1 + 256, 1 + 512, 2
     labels[0, 5] = IGNORED
-    numbers, count = losses.segments(jnp.asarray(labels), 3, 4, things=2)
+    segments = jax.jit(lambda labels: losses.segments(labels, 3, 4, things=2))
+    numbers, count = segments(labels)
     assert numbers[0].tolist() == [257, 0, 2, 513] and count.tolist() == [4]
 
 
@@ -385,7 +413,7 @@ def test_pixels_that_are_ignored_have_no_part_in_the_loss():
     logits = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     labels = np.random.default_rng(1).integers(0, 3, (2, 8, 8)).astype(np.uint8)
     labels[0, :4], labels[1] = IGNORED, IGNORED
-    loss, accuracy = losses.pixel_loss(jnp.asarray(logits), jnp.asarray(labels))
+    loss, accuracy = jax.jit(losses.pixel_loss)(logits, labels)
     expected = torch.nn.functional.cross_entropy(
         torch.tensor(logits[:1].astype(np.float64)).movedim(-1, 1),
         torch.tensor(labels[:1].astype(np.int64)),
@@ -397,7 +425,8 @@ def test_pixels_that_are_ignored_have_no_part_in_the_loss():
 
 def test_masks_are_annealed_block_by_block():
     objective = made()  # of 60 steps: from 10 to 30, and from 30 to 50
-    at = {step: np.asarray(objective.masked(jnp.int32(step))).tolist() for step in (0, 20, 30, 60)}
+    masked = jax.jit(objective.masked)
+    at = {step: np.asarray(masked(np.int32(step))).tolist() for step in (0, 20, 30, 60)}
     assert at[0] == [1, 1] and at[30] == [0, 1] and at[60] == [0, 0]
     np.testing.assert_allclose(at[20], [0.5**0.9, 1], rtol=1e-6)
 
@@ -437,7 +466,7 @@ def test_every_example_has_a_loss_and_every_parameter_a_gradient(head):
 )
 def test_scores_are_maps_of_all_classes(head, size, model):
     objective = made(model, head=head, width=16)
-    (found,) = objective.answers(learner(objective), batch()["image"])
+    (found,) = nnx.jit(objective.answers)(learner(objective), batch()["image"])
     assert found.shape == (2, size, size, CLASSES) and found.dtype == jnp.float32
 
 
