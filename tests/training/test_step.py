@@ -82,6 +82,12 @@ def on_one_device():
     return run(make_config(), ONE)
 
 
+@pytest.fixture(scope="module")
+def on_eight_devices():
+    """As the others, but that it would skip bad steps, of which it has none."""
+    return run(make_config(nonfinite="skip"), MESHES["data"])
+
+
 def assert_close(a, b, tolerance):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
@@ -91,9 +97,12 @@ def assert_close(a, b, tolerance):
     "name",
     [n if n in IN_GATE else pytest.param(n, marks=pytest.mark.slow) for n in COPIES],
 )
-def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name):
-    sizes = MESHES.get(name, MESHES["data"])
-    first, state, metrics, step = run(make_config(), sizes, copies=COPIES[name])
+def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name, request):
+    if name == "data":
+        first, state, metrics, step = request.getfixturevalue("on_eight_devices")
+    else:
+        sizes = MESHES.get(name, MESHES["data"])
+        first, state, metrics, step = run(make_config(), sizes, copies=COPIES[name])
     expected_first, expected, expected_metrics, _ = on_one_device
     assert_close(first, expected_first, 0)
     assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
@@ -266,8 +275,15 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
 SHARP = {"optim.sam_rho": (0.05, 0.05), "optim.sam_alpha": 0.5}
 
 
-def test_a_sharpness_aware_step_tells_the_loss_where_the_parameters_are(on_one_device):
-    _, _, (sharp,), _ = run(make_config(**SHARP), ONE, steps=1)
+@pytest.fixture(scope="module")
+def sharp_while_warming_up():
+    return run(make_config(**SHARP, **{"optim.warmup": "10 steps"}), ONE, steps=1)
+
+
+def test_a_sharpness_aware_step_tells_the_loss_where_the_parameters_are(
+    on_one_device, sharp_while_warming_up
+):
+    _, _, (sharp,), _ = sharp_while_warming_up
     plain = on_one_device[2][0]
     np.testing.assert_allclose(sharp["loss"], plain["loss"], rtol=1e-6)
     assert abs(sharp["gradient_norm"] / plain["gradient_norm"] - 1) > 1e-3
@@ -285,8 +301,8 @@ def test_a_sharpness_aware_step_is_the_same_on_every_mesh_and_in_parts():
     )
 
 
-def test_the_first_update_is_zero_while_the_rate_warms_up():
-    first, state, metrics, _ = run(make_config(**{"optim.warmup": "10 steps"}), ONE, steps=1)
+def test_the_first_update_is_zero_while_the_rate_warms_up(sharp_while_warming_up):
+    first, state, metrics, _ = sharp_while_warming_up
     assert_close(first, jax.device_get(state.params), 0)
     assert (
         metrics[0]["learning_rate"] == 0
@@ -300,17 +316,20 @@ def with_nan(params):
 
 
 @pytest.mark.parametrize(
-    ("policy", "sizes"), [("stop", ONE), ("skip", MESHES["data"])], ids=["stop", "skip, data"]
+    ("policy", "trained"),
+    [("stop", "on_one_device"), ("skip", "on_eight_devices")],
+    ids=["stop", "skip, data"],
 )
-def test_a_step_that_is_not_finite_changes_nothing_but_its_record(policy, sizes):
-    _, state, _, step = run(make_config(nonfinite=policy), sizes, steps=1)
+def test_a_step_that_is_not_finite_changes_nothing_but_its_record(policy, trained, request):
+    _, state, _, step = request.getfixturevalue(trained)
     (batch,), good = make_batches(1), jax.device_get(state)
-    params = jax.tree.map(jnp.copy, state.params)  # A step takes the memory of its argument.
+    # A step takes the memory of its argument.
+    state = states.copied(state, state)
+    params = states.copied(state.params, state.params)
     with jax.set_mesh(state.step.sharding.mesh):
         bad, _ = step(state.replace(params=with_nan(state.params)), batch)
-    assert (
-        int(bad.step) == 2 and int(bad.health.first_bad_step) == 1 and int(bad.health.skipped) == 1
-    )
+    assert int(bad.step) == 11
+    assert int(bad.health.first_bad_step) == 10 and int(bad.health.skipped) == 1
     assert bad.health.bad_tensors.all()
     same_bits(bad.params, with_nan(good.params))
     same_bits((bad.opt_state, bad.ema), (good.opt_state, good.ema))
