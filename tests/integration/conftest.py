@@ -53,7 +53,7 @@ def write_image(path: pathlib.Path) -> None:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config(compilation_cache):
     """`tiny_config(**overrides)`: the config of a tiny run on digits; overrides by dotted name,
     dots as double underscores.

@@ -39,6 +39,11 @@ def params_of(workdir):
     return reading.read_weights(workdir).params
 
 
+def parts_of(workdir, *names):
+    folder = reading.find_checkpoint(workdir)
+    return reading.read_parts(folder, reading.abstract_parts(folder, names))
+
+
 def assert_same_bits(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -74,9 +79,12 @@ def test_a_checkpoint_directory_explains_itself(trained):
 
 
 def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path, monkeypatch):
-    config = tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6)
+    config = tiny_config(
+        checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6, optim__ema=0.0
+    )
     monkeypatch.chdir(tmp_path)  # and a relative workdir is as good as any
     vit_jax.train(config, "run")
+    assert_same_bits(params_of("run"), parts_of("run", "params")["params"])  # there is no average
     kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == [6, 10, 12]
 
@@ -127,33 +135,43 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
 
 
-@pytest.mark.parametrize("damaged, local", [(("8",), 6), (("4", "8"), 3)])
-def test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints(
-    tiny_config, tmp_path, monkeypatch, caplog, damaged, local
-):
-    """Newer than the one before the damaged ones, or the only good one that is left."""
+@pytest.fixture(scope="module")
+def with_local_states(tiny_config, tmp_path_factory):
+    """A run that was killed before it deleted its local states of steps 3 and 6: (its folder, a copy, config)."""
+    folder = tmp_path_factory.mktemp("with_local_states") / "folder"
     config = tiny_config(
         duration="8 steps",
-        checkpoint__local=str(tmp_path / "local"),
+        checkpoint__local=str(folder / "local"),
         checkpoint__local_every="3 steps",
     )
-    with monkeypatch.context() as killed:  # before it deleted the local states of steps 3 and 6
+    with pytest.MonkeyPatch.context() as killed:
         killed.setattr(tiers.LocalTier, "discard", tiers.LocalTier.close)
-        vit_jax.train(config, tmp_path / "run")
-    expected = params_of(tmp_path / "run")
-    for file in tmp_path.glob("local/*/*.[36]"):
+        vit_jax.train(config, folder / "run")
+    return folder, shutil.copytree(folder, folder.with_name("copy")), config
+
+
+@pytest.mark.parametrize("damaged, local", [(("8",), 6), (("4", "8"), 3)])
+def test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints(
+    with_local_states, caplog, damaged, local
+):
+    """Newer than the one before the damaged ones, or the only good one that is left."""
+    folder, copy, config = with_local_states  # local states know their workdir by its path
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    expected = params_of(folder / "run")
+    for file in folder.glob("local/*/*.[36]"):
         if not file.name.endswith(f".{local}"):
             file.unlink()
     for step in damaged:
-        spoil(tmp_path / "run" / "checkpoints" / step, "flip")
+        spoil(folder / "run" / "checkpoints" / step, "flip")
     with caplog.at_level("INFO", logger="absl"):
-        vit_jax.train(config, tmp_path / "run")
+        vit_jax.train(config, folder / "run")
     assert f"resumed at step {local} of 8" in caplog.text
     for step in damaged:
         assert f"checkpoint of step {step} is damaged" in caplog.text
     assert caplog.text.count(f"going back to step {local}, moved it to") == len(damaged)
-    assert_same_bits(expected, params_of(tmp_path / "run"))
-    steps = reading.saved_steps(epath.Path(tmp_path) / "run" / "checkpoints")
+    assert_same_bits(expected, params_of(folder / "run"))
+    steps = reading.saved_steps(epath.Path(folder) / "run" / "checkpoints")
     assert steps[-1] == 8
 
 
@@ -247,12 +265,13 @@ def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(
     assert len(asked) == 1
 
 
-def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained, tiny_config, tmp_path):
+def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained):
     averaged = reading.read_weights(trained[0]).params
     loaded = vit_jax.load_run(trained[0])
     np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
-    vit_jax.train(tiny_config(optim__ema=0.0), tmp_path / "plain")
-    assert np.abs(params_of(tmp_path / "plain")["position"] - averaged["position"]).max() > 0
+    saved = parts_of(trained[0], "params", "ema")
+    assert_same_bits(averaged, saved["ema"])
+    assert np.abs(saved["params"]["position"] - averaged["position"]).max() > 0
 
 
 @pytest.mark.slow
