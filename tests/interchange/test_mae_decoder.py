@@ -186,7 +186,7 @@ def test_transformers_predicts_the_same_of_what_is_written_for_it(run, tmp_path)
     found = jax.jit(lambda x: objective.predict(parts, x, order, None))(images)
     expected = np.take_along_axis(answer.logits.numpy(), order[:, objective.visible :, None], 1)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    loss = objective.loss(parts, jnp.asarray(images), order, None).mean()
+    loss = jax.jit(lambda x: objective.loss(parts, x, order, None).mean())(images)
     np.testing.assert_allclose(loss, float(answer.loss), rtol=1e-5)
 
 

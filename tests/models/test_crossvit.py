@@ -184,7 +184,7 @@ def answers(kind):
         output = apply(config, params, x)
         return (output.logits * weights(output.logits.shape)).sum(), output
 
-    gradient, output = jax.jit(jax.grad(loss, has_aux=True))(params)
+    gradient, output = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(params))
     return params, output, gradient
 
 

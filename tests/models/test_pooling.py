@@ -71,6 +71,7 @@ def gem(p, tokens):
     return (np.maximum(np.asarray(tokens, np.float64), 1e-6) ** p).mean(1) ** (1 / p)
 
 
+@jax.jit
 def gem_of(p, tokens):
     pool = pooling.GeM()
     pool.p[...] = jnp.full((1,), p)
@@ -161,7 +162,7 @@ def test_the_last_norm_reads_the_weighted_sum_of_all_layers(kit, family):
         logits = x @ rest["head"]["kernel"] + rest["head"]["bias"]
         return jnp.square(logits - 1).sum(), logits
 
-    expected, logits = jax.grad(read, has_aux=True)(weights)
+    expected, logits = jax.jit(jax.grad(read, has_aux=True))(weights)
     np.testing.assert_allclose(output.logits, logits, atol=1e-5)
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-4, atol=1e-5)
     # The norm takes a factor away, so that of its gradient little is left beside rounding.
@@ -230,7 +231,8 @@ def test_what_is_pooled_are_the_normalised_tokens(kit, family, pool):
     output = kit.run(config, params, kit.images)
     model = nnx.merge(registry.abstract(config)[0], params, statistics(config))
     assert output.tokens.shape == (4, 9, 16)
-    np.testing.assert_allclose(output.features, model.pool(output.tokens), rtol=1e-4, atol=1e-5)
+    pooled = nnx.jit(lambda pool, tokens: pool(tokens))(model.pool, output.tokens)
+    np.testing.assert_allclose(output.features, pooled, rtol=1e-4, atol=1e-5)
 
 
 FORMATS = [("vit", format) for format in ("official", "big_vision", "timm", "huggingface")]
