@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from tests import lazily
+from tests.new_models import new_model
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import native_sizes, registry
 from vit_jax.models.contract import PatchBatch
@@ -55,7 +56,8 @@ def test_positions_are_those_that_pytorch_resizes_for_each_image(method):
     table = np.random.default_rng(0).standard_normal((16, 16, 8)).astype(np.float32)
     tokens = max(r * c for r, c in GRIDS)
     batch = PatchBatch(jnp.zeros((len(GRIDS), tokens, 1)), jnp.asarray(GRIDS, jnp.int32))
-    found = jax.jit(lambda t: native_sizes.positions(t, batch, config))(table.reshape(1, 256, 8))
+    positions = jax.jit(lambda t: native_sizes.positions(t, batch, config))
+    found = np.asarray(positions(table.reshape(1, 256, 8)))
     stored = torch.tensor(table).permute(2, 0, 1)[None]
     options = dict(
         mode="bicubic" if method == "bicubic" else "bilinear", antialias=method != "linear"
@@ -64,7 +66,8 @@ def test_positions_are_those_that_pytorch_resizes_for_each_image(method):
     resized = lambda scale: jax.image.scale_and_translate(  # noqa: E731
         table, (64, 64, 8), (0, 1), scale, jnp.zeros(2), "bilinear", antialias=True
     )
-    theirs = jax.jit(jax.vmap(resized))(jnp.asarray(GRIDS) / 16) if method == "bilinear" else ()
+    scales = np.asarray(GRIDS, np.float32) / 16
+    theirs = np.asarray(jax.jit(jax.vmap(resized))(scales)) if method == "bilinear" else ()
     for i, (rows, columns) in enumerate(GRIDS):
         one = found[i, : rows * columns].reshape(rows, columns, 8)
         options = dict(align_corners=False, antialias=method != "linear")
@@ -82,7 +85,7 @@ def test_an_image_alone_is_what_it_is_among_others(name):
     grids = [(2, 6), (3, 4), (1, 5)]
     images = draw(grids)
     config = registry.model_config("ViT-B/16", **TINY | MODELS[name])
-    definition, weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))
+    definition, weights = registry.split(new_model(config))
     factors = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     factors[2] = 0  # It is only there.
 
@@ -94,12 +97,16 @@ def test_an_image_alone_is_what_it_is_among_others(name):
 
         return jax.grad(loss, has_aux=True)(params)
 
-    gradient, together = results(weights.params, padded(images, grids, 4, 15), factors)
-    total = jax.tree.map(jnp.zeros_like, gradient)
+    def results_in_numpy(*arguments):
+        gradient, output = results(weights.params, *arguments)
+        return jax.device_get(gradient), jax.device_get(output)
+
+    gradient, together = results_in_numpy(padded(images, grids, 4, 15), factors)
+    total = jax.tree.map(np.zeros_like, gradient)
     for i in (0, 1):
         batch = padded(images[i : i + 1], grids[i : i + 1], 4, 12)
-        one, output = results(weights.params, batch, factors[i : i + 1])
-        total = jax.tree.map(jnp.add, total, one)
+        one, output = results_in_numpy(batch, factors[i : i + 1])
+        total = jax.tree.map(np.add, total, one)
         count = output.tokens.shape[1]
         np.testing.assert_allclose(output.logits[0], together.logits[i], atol=1e-5)
         np.testing.assert_allclose(output.tokens[0], together.tokens[i, :count], atol=1e-5)

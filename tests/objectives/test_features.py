@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.new_models import new_weights
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import default_config
 from vit_jax.interchange import formats
@@ -37,14 +38,14 @@ def test_distance_and_its_gradient_are_pytorchs(random, share):
     cosine = 1 - functional.cosine_similarity(x, y, dim=-1)
     smooth = functional.smooth_l1_loss(x, y, reduction="none").mean(-1)
     expected = share * cosine + (1 - share) * smooth
-    found = losses.distance(jnp.asarray(student), jnp.asarray(teacher), share)
+    distance = jax.jit(losses.distance, static_argnums=2)
+    found = distance(student, teacher, share)
     np.testing.assert_allclose(found, expected.detach(), atol=1e-6)
-    gradient = jax.grad(lambda s: losses.distance(s, jnp.asarray(teacher), share).sum())
-    assert np.isfinite(gradient(jnp.asarray(student, jnp.float32))).all()
+    gradient = jax.jit(jax.grad(lambda s: distance(s, teacher, share).sum()))
+    of_student = np.asarray(gradient(student.astype(np.float32)))
+    assert np.isfinite(of_student).all()
     expected[1:].sum().backward()
-    np.testing.assert_allclose(
-        gradient(jnp.asarray(student, jnp.float32))[1:], x.grad[1:], atol=1e-6
-    )
+    np.testing.assert_allclose(of_student[1:], x.grad[1:], atol=1e-6)
 
 
 def test_teachers_are_dropped_as_unic_drops_them(random):
@@ -111,7 +112,7 @@ def teachers(tmp_path_factory):
         ),
     }.items():
         config = registry.model_config(**options)
-        weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
+        weights = new_weights(config)
         seen = preprocessing_of(
             {"image_size": config.image_size, "mean": (0.4,) * 3, "std": (0.3,) * 3}
         )
@@ -149,11 +150,7 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
     seen = {"image": jnp.asarray(random.integers(0, 256, (8, 32, 32, 3), np.uint8))}
     state = jax.jit(assembly.init)(jax.random.key(0))
     weights = [t.config for t in assembly.networks.teachers]
-    state = state.replace(
-        frozen_teachers=tuple(
-            registry.split(registry.build(config, rngs=nnx.Rngs(1)))[1] for config in weights
-        )
-    )
+    state = state.replace(frozen_teachers=tuple(new_weights(config, seed=1) for config in weights))
     step, told = jax.jit(assembly.train_step), []
     for _ in range(8):
         state, metrics = step(state, seen)

@@ -10,6 +10,7 @@ from flax import nnx
 
 import vit_jax
 from tests.interchange import zoo
+from tests.new_models import new_model, new_weights
 from tests.objectives.test_dino import assembled, leaves, tiny
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
@@ -52,9 +53,10 @@ def test_the_loss_is_that_of_float64():
     student, teacher = (random.normal(size=(3, 20, 8)).astype(np.float32) for _ in range(2))
     teacher[0] = student[0] + 1e-3 * teacher[0]  # almost alike, as when anchoring begins
     expected = of_numpy(student, teacher)
-    np.testing.assert_allclose(gram.loss(student, teacher), expected, atol=1e-6, rtol=1e-5)
-    low = jnp.asarray(student, jnp.bfloat16)
-    assert gram.loss(low, low).dtype == jnp.float32 and not gram.loss(low, low).any()
+    loss = jax.jit(gram.loss)
+    np.testing.assert_allclose(loss(student, teacher), expected, atol=1e-6, rtol=1e-5)
+    low = loss(*[student.astype(jnp.bfloat16)] * 2)
+    assert low.dtype == jnp.float32 and not np.asarray(low).any()
 
 
 @pytest.mark.parametrize("grids", [((8, 12), (4, 6)), ((9, 6), (6, 4)), ((3, 3), (3, 3))])
@@ -86,11 +88,13 @@ def test_the_loss_of_dinov3s_features_is_that_of_transformers(tmp_path):
             tokens = model(torch.from_numpy(x).permute(0, 3, 1, 2)).last_hidden_state[:, 3:]
         theirs.append(tokens)
         read = vit_jax.load(tmp_path / str(seed), image_size=x.shape[1])
-        ours.append(layer_features.last(read(jnp.asarray(x)), read.config).patches)
+        last = nnx.jit(lambda model, x: layer_features.last(model(x), model.config).patches)
+        ours.append(last(read, x))
     grid = theirs[1].reshape(2, 16, 16, 32).permute(0, 3, 1, 2)
     grid = torch.nn.functional.interpolate(grid, size=(8, 8), mode="bicubic", antialias=False)
     expected = of_numpy(theirs[0].numpy(), grid.permute(0, 2, 3, 1).reshape(2, 64, 32).numpy())
-    found = gram.loss(ours[0], gram.resized(ours[1], (16, 16), (8, 8)))
+    loss = jax.jit(lambda x, y: gram.loss(x, gram.resized(y, (16, 16), (8, 8))))
+    found = loss(*ours)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -149,7 +153,7 @@ def test_the_gram_teacher_is_saved_with_the_run(run):
 def written(folder, **options):
     """A checkpoint for `tiny`'s model, but for the options."""
     config = registry.model_config("ViT-mu/8", image_size=32, num_classes=0, **options)
-    weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
+    weights = new_weights(config)
     formats.write_checkpoint(formats.LoadedCheckpoint(config, weights.params), folder, "timm")
     return str(folder)
 
@@ -202,15 +206,24 @@ def test_places_move_in_training_alone_and_within_their_bounds():
     config = registry.model_config(
         "ViT-mu/4", **{n: v for n, v in options.items() if n != "patch"}, **moves
     )
-    drawn = [rotary._moves(config, jax.random.key(i)) for i in range(200)]
-    shift, scale = (np.array(x) for x in zip(*drawn, strict=True))
+    moves = jax.jit(jax.vmap(lambda seed: rotary._moves(config, jax.random.key(seed))))
+    shift, scale = (np.asarray(x) for x in moves(np.arange(200)))
     assert 0.4 < np.abs(shift).max() <= 0.5 and (shift[:, 0] != shift[:, 1]).all()
     assert 1 / 3 <= scale.min() < 0.5 and 2 < scale.max() <= 3
     ratios = scale[:, 0] / scale[:, 1]  # of two jitters alone
     assert ratios.min() >= 1 / 4 and ratios.max() <= 4
-    model, x = registry.build(config, rngs=nnx.Rngs(0)), np.ones((1, 16, 16, 3), np.float32)
+    model = new_model(config)
+    x = np.ones((1, 16, 16, 3), np.float32)
     x[:, :8] = 0
-    still, again = model(x).tokens, model(x).tokens
+
+    @nnx.jit(static_argnames="deterministic")
+    def tokens(model, x, seed, deterministic):
+        return model(
+            x, deterministic=deterministic, rngs=nnx.Rngs(dropout=jax.random.key(seed))
+        ).tokens
+
+    still, again, first, second = (
+        np.asarray(tokens(model, x, seed, seed < 2)) for seed in range(4)
+    )
     np.testing.assert_array_equal(still, again)
-    first, second = (model(x, deterministic=False, rngs=nnx.Rngs(dropout=i)).tokens for i in (0, 1))
     assert np.abs(first - second).max() > 1e-4
