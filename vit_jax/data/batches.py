@@ -15,8 +15,8 @@ import numpy as np
 from vit_jax.data import crops, views
 from vit_jax.data.decoding import decode
 from vit_jax.data.labels.masks import ClassTable, LabelMap, mask_table
-from vit_jax.data.options import BatchSpec, Data
-from vit_jax.data.order import crop_draws, order_of, repeated_places
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec, crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 from vit_jax.models.contract import GRID
 
@@ -54,7 +54,7 @@ def specs(
 
     Returns:
       `image` (B, H, W, C) uint8, or where `config.data.views` says so `image_0` and so on, see
-      `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
+      `several_views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
       Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`.

@@ -25,8 +25,8 @@ from vit_jax.data.batches import (
     TrainBatches,
     check_bad_images,
 )
-from vit_jax.data.options import BatchSpec, Data
-from vit_jax.data.order import data_step
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec, data_step
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
 from vit_jax.data.record import DataError, Source
 from vit_jax.devices import local

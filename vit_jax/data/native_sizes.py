@@ -13,7 +13,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import crops
 from vit_jax.data.augmentation import patches
 from vit_jax.data.decoding import decode
-from vit_jax.data.options import BatchSpec, Data
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import GRID, PatchBatch
 from vit_jax.models.embeddings import cut_patches

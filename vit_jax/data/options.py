@@ -4,7 +4,6 @@ the devices change them.
 
 import dataclasses
 import operator
-from typing import Protocol
 
 from vit_jax.base import sizes
 from vit_jax.base.schema import option
@@ -373,31 +372,3 @@ class Augment:
         maximum=1,
         when={"erasing": bool},
     )
-
-
-class EvalBatchSize(Protocol):
-    """The part of `config.eval` that batches depend on."""
-
-    @property
-    def batch_size(self) -> int: ...
-
-
-class BatchSpec(Protocol):
-    """All that batches depend on besides their source, and the step or its number. A run's config
-    has it.
-    """
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def duration(self) -> str: ...
-    @property
-    def data(self) -> Data: ...
-    @property
-    def augment(self) -> Augment: ...
-    @property
-    def pseudo(self) -> Pseudo: ...
-    @property
-    def eval(self) -> EvalBatchSize: ...

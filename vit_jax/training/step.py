@@ -158,7 +158,9 @@ def prepare_inputs(
         "dtype": jnp.dtype(networks.model_config.dtype),
     }
     if all_views:
-        images = views.augment_views(batch, all_views, augment_key, **normalization)
+        from vit_jax.data import several_views
+
+        images = several_views.augment_views(batch, all_views, augment_key, **normalization)
     elif config.data.native_tokens:
         from vit_jax.data.augmentation import patches
 
