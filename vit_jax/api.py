@@ -267,12 +267,13 @@ class Run(TrainedModel):
                     f"there is no suite or evaluator {suite!r}{nearest(suite, known)}"
                 )
             changes.append(("eval.evaluators", repr((suite,))))
-        config, options = overrides.config_to_evaluate(
+        config, options, fit = overrides.config_to_evaluate(
             self.source, changes, self.stated, needs_data=not of_sets
         )
         run = self
         if options:
             run = loading.load_run(self.source, model_options=self.stated, **options)
+        run = overrides.at_sizes(run, config, fit)
         return evaluate_run(run, config, suite=suite if of_sets else "", data_dir=data_dir)[0]
 
     def save(

@@ -156,8 +156,9 @@ class TrainBatches:
             return
         if not variant.views:
             labels = _label_map(self.source, example, outs)
+            out = outs["image"].reshape(crops.shape(variant.data))  # the same memory
             decode.train_crop(
-                image, variant.data, draws[0], name=name, out=outs["image"], label_map=labels
+                image, variant.data, draws[0], name=name, out=out, label_map=labels
             )
             return
         pixels = decode.decode(

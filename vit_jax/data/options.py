@@ -81,6 +81,12 @@ class Data:
         "the run on, the last image_size; batch and rate stay; (): image_size throughout",
         when={"views": operator.not_},
     )
+    patch_sizes: tuple = option(
+        (),
+        "patches of the model by step, in pixels: (48, 30, 16, 8), one size a step, drawn by seed and step; ((48, 1), "
+        "(8, 3)) with shares of the steps; (): the model's own (FlexiViT)",
+        when={"views": operator.not_},
+    )
     native_tokens: int = option(
         0,
         "images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; "

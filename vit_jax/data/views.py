@@ -13,6 +13,7 @@ from vit_jax.base import durations
 from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.data.order import BatchSpec
+from vit_jax.models.contract import split_images
 
 if TYPE_CHECKING:
     from vit_jax.data.several_views import Views
@@ -25,7 +26,7 @@ class Variant:
     """How the images of a batch are cut; a step is compiled for the shapes of each.
 
     Attributes:
-      data: `config.data` as it is for these batches.
+      data: `config.data` as it is for these batches; of `patch_sizes` it has one.
       views: of each image; () where images are cut but once.
     """
 
@@ -33,11 +34,17 @@ class Variant:
     views: "tuple[Views, ...]" = ()
 
     @property
+    def patch(self) -> int:
+        """The model's patch in these steps; 0: as the model has it."""
+        return self.data.patch_sizes[0] if self.data.patch_sizes else 0
+
+    @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape of an example) of the images."""
-        return [(view.name, view.shape) for view in self.views] or [
-            ("image", crops.batch_shape(self.data))
-        ]
+        shape = crops.batch_shape(self.data)
+        if self.patch:
+            shape = split_images(shape, self.patch)
+        return [(view.name, view.shape) for view in self.views] or [("image", shape)]
 
 
 def of(config: BatchSpec) -> "tuple[Views, ...]":
@@ -57,6 +64,10 @@ def variants(config: BatchSpec) -> tuple[Variant, ...]:
     Raises:
       ConfigError: see `of`; an entry has another number of sizes than there are views, or is no size of a schedule.
     """
+    if config.data.patch_sizes:
+        from vit_jax.data import patch_sizes
+
+        return tuple(map(Variant, patch_sizes.split_evenly(config.data)))
     if config.data.native_tokens and config.data.native_lengths:
         at_length = functools.partial(dataclasses.replace, config.data, native_lengths=())
         return tuple(Variant(at_length(native_tokens=n)) for n in config.data.native_lengths)
@@ -78,6 +89,10 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     Args:
       examples: to train on.
     """
+    if config.data.patch_sizes:
+        from vit_jax.data import patch_sizes
+
+        return patch_sizes.make_choice(config.data, functools.partial(_draw, config.seed))
     if config.data.native_tokens and (lengths := len(config.data.native_lengths)):
         return lambda step: int(lengths * _draw(config.seed, step))
     if not (config.data.view_sizes or config.data.size_schedule):

@@ -18,7 +18,7 @@ from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved, permuted
 from vit_jax.devices import meshes
-from vit_jax.models.contract import images_of
+from vit_jax.models.contract import images_of, size_and_patch
 from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import OWN, Networks, model_part
 from vit_jax.optim.options import Optim, is_of_matrices, takes_two_gradients
@@ -170,8 +170,10 @@ def prepare_inputs(
         )
         images = {"image": image}
     else:
+        size, _ = size_and_patch(batch["image"].shape)
+        image = batch["image"].reshape(-1, *size, config.data.channels)
         image, targets = augment(
-            batch["image"], targets, augment_key, config.augment, **normalization
+            image, targets, augment_key, config.augment, **normalization
         )
         if networks.objective.needs_masks:
             targets = moved(targets, augment_key, config.augment)

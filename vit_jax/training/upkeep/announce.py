@@ -150,11 +150,14 @@ def _sizes(assembly: Assembly) -> list[str]:
             f"images keep their aspects: up to {', '.join(map(str, lengths))} patches of "
             f"{assembly.config.data.native_patch} pixels; evaluated whole, with {tokens}"
         ]
-    if not assembly.config.data.size_schedule:
+    data = assembly.config.data
+    if not (data.size_schedule or data.patch_sizes):
         return []
     from vit_jax.training import phases
 
-    return [phases.describe(assembly.phases())]
+    if data.size_schedule:
+        return [phases.describe(assembly.phases())]
+    return [phases.describe_patches(data, assembly.networks, assembly.passes)]
 
 
 def _adapted(assembly: Assembly, count: int) -> list[str]:
