@@ -150,6 +150,7 @@ RECIPES = {
         ),
         "objective_variables",
     ),
+    "flexivit": (("",), ("--config.init_from={teacher}",), "params"),
     "segmentation": (("",), ("--config.init_from={teacher}",), "params_objective"),
     "segmentation of things": (
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",

@@ -157,9 +157,7 @@ class TrainBatches:
         if not variant.views:
             labels = _label_map(self.source, example, outs)
             out = outs["image"].reshape(crops.shape(variant.data))  # the same memory
-            decode.train_crop(
-                image, variant.data, draws[0], name=name, out=out, label_map=labels
-            )
+            decode.train_crop(image, variant.data, draws[0], name=name, out=out, label_map=labels)
             return
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels

@@ -28,8 +28,8 @@ class PatchSizesOptions(EvaluatorOptions):
 
 
 class PatchSizes(Accuracy):
-    """`SIZE/accuracy`, `SIZE/top5_accuracy` and `SIZE/loss` for each patch size, and the number of `examples`. Images are
-    read once. Kernel and positions are resized as in training, see `models.resized`.
+    """`SIZE/accuracy`, `SIZE/top5_accuracy` and `SIZE/loss` for each patch size, and the number of `examples`. Images
+    are read once. Kernel and positions are resized as in training, see `models.resized`.
     """
 
     Options = PatchSizesOptions

@@ -172,8 +172,8 @@ def load_run(
 def resized(
     run: TrainedModel, image_size: sizes.Size | str, *, patch: int = 0, resize: str = "scipy"
 ) -> TrainedModel:
-    """The same model for images of another size, in patches of another: what depends on it, such as position embeddings,
-    is interpolated.
+    """The same model for images of another size, in patches of another: what depends on it, such as position
+    embeddings, is interpolated.
 
     Args:
       patch: in pixels; 0: as the model has it.

@@ -285,8 +285,8 @@ def patch_matrix(new: int, old: int, method: str) -> np.ndarray:
     """(new, old) float64: what `resize_patch_embedding` multiplies a side of a kernel by.
 
     Args:
-      method: of `interpolate`. With `bicubic` patches are resized by it with antialiasing, as timm does; with all others
-        bilinearly without, as big_vision does.
+      method: of `interpolate`. With `bicubic` patches are resized by it with antialiasing, as timm does; with all
+        others bilinearly without, as big_vision does.
     """
     resize = antialiased_cubic if method == "bicubic" else _half_pixel
     return np.linalg.pinv(resize(new, old).T)

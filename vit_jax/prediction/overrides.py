@@ -1,6 +1,6 @@
-"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, and how
-the model is computed, for images and patches of which sizes; what `predict` and `convert` may: how images are prepared. Anything else would
-have no effect, and is refused.
+"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, how the model is computed,
+and for images and patches of which sizes; what `predict` and `convert` may: how images are prepared. Anything else
+would have no effect, and is refused.
 """
 
 import dataclasses
@@ -122,26 +122,27 @@ def _fit(
 ) -> tuple[Config, dict[str, Any]]:
     """`config` and the options of `loading.resized`, see `config_to_evaluate`."""
     size, old = config.data.image_size, model.image_size
-    patch = getattr(config.model, "patch", None) if "model.patch" in changes else None
-    other_patch = patch not in (None, getattr(model, "patch", None))
-    if size == old and not other_patch:
+    patch = config.model.patch if "model.patch" in changes else None
+    entries = config.eval.evaluators
+    if patch and "eval.evaluators" not in changes:  # not each of the run's patch sizes
+        names = [entry if isinstance(entry, str) else entry[0] for entry in entries]
+        entries = tuple(e for e, name in zip(entries, names, strict=True) if name != PATCH_SIZES)
+        config = dataclasses.replace(
+            config, eval=dataclasses.replace(config.eval, evaluators=entries)
+        )
+    patch = 0 if patch in (None, getattr(model, "patch", None)) else patch
+    if size == old and not patch:
         return config, {}
-    config_at(model, size, patch if other_patch else 0)
-    data, entries = config.data, config.eval.evaluators
+    config_at(model, size, patch)
+    data = config.data
     if size != old and "data.eval_resize" not in changes:  # the same share of an image
         share = min(sizes.height_width(size)) / min(sizes.height_width(old))
         data = dataclasses.replace(data, eval_resize=round(share * data.eval_resize))
     crops.check_crops(data)
-    if other_patch and "eval.evaluators" not in changes:  # they have patches of their own
-        names = [entry if isinstance(entry, str) else entry[0] for entry in entries]
-        entries = tuple(e for e, name in zip(entries, names, strict=True) if name != PATCH_SIZES)
     # As steps of several sizes do; else as fine-tuning does.
-    resize = "bilinear" if other_patch or data.patch_sizes else "scipy"
+    resize = "bilinear" if patch or data.patch_sizes else "scipy"
     resize = config.init_resize if "init_resize" in changes else resize
-    config = dataclasses.replace(
-        config, data=data, eval=dataclasses.replace(config.eval, evaluators=entries)
-    )
-    return config, {"patch": patch if other_patch else 0, "resize": resize}
+    return dataclasses.replace(config, data=data), {"patch": patch, "resize": resize}
 
 
 def check_changes(

@@ -78,7 +78,9 @@ class Outline:
         networks, data = self.networks, self.config.data
         if data.patch_sizes:  # the smallest comes first
             networks = networks.at_size(data.image_size, views.variants(self.config)[0].patch)
-        elif data.native_tokens:  # a row of patches, as many as an image has at most, costs the same
+        elif (
+            data.native_tokens
+        ):  # a row of patches, as many as an image has at most, costs the same
             tokens = max(data.native_lengths, default=data.native_tokens)
             networks = networks.at_size((data.native_patch, data.native_patch * tokens))
         return self.passes * networks.objective.flops()

@@ -172,9 +172,7 @@ def prepare_inputs(
     else:
         size, _ = size_and_patch(batch["image"].shape)
         image = batch["image"].reshape(-1, *size, config.data.channels)
-        image, targets = augment(
-            image, targets, augment_key, config.augment, **normalization
-        )
+        image, targets = augment(image, targets, augment_key, config.augment, **normalization)
         if networks.objective.needs_masks:
             targets = moved(targets, augment_key, config.augment)
         images = {"image": permuted(image, config.data)}
