@@ -1,6 +1,6 @@
-"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, how the model is computed,
-and for images and patches of which sizes; what `predict` and `convert` may: how images are prepared. Anything else
-would have no effect, and is refused.
+"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, how the model is
+computed, and for images and patches of which sizes; what `predict` and `convert` may: how images are prepared.
+Anything else would have no effect, and is refused.
 """
 
 import dataclasses
