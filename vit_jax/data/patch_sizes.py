@@ -43,7 +43,7 @@ def find_sizes(data: Data) -> dict[int, float]:
     return {size: shares[size] / total for size in sorted(shares)}
 
 
-def make_choice(data: Data, draw: Callable[[int], float]) -> Callable[[int], int]:
+def make_size_choice(data: Data, draw: Callable[[int], float]) -> Callable[[int], int]:
     """Step, from 0, -> which of `find_sizes` it has.
 
     Args:

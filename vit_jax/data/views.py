@@ -92,7 +92,7 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     if config.data.patch_sizes:
         from vit_jax.data import patch_sizes
 
-        return patch_sizes.make_choice(config.data, functools.partial(_draw, config.seed))
+        return patch_sizes.make_size_choice(config.data, functools.partial(_draw, config.seed))
     if config.data.native_tokens and (lengths := len(config.data.native_lengths)):
         return lambda step: int(lengths * _draw(config.seed, step))
     if not (config.data.view_sizes or config.data.size_schedule):
