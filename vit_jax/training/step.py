@@ -179,8 +179,13 @@ def prepare_inputs(
         from vit_jax.data.augmentation import patches
 
         channels = config.data.channels
-        image = patches.augment_patches(
-            images_of(batch), augment_key, config.augment, channels=channels, **normalization
+        image, targets = patches.augment_patches(
+            images_of(batch),
+            targets,
+            augment_key,
+            config.augment,
+            channels=channels,
+            **normalization,
         )
         images = {"image": image}
     else:
