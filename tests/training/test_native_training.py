@@ -1,5 +1,7 @@
 """Training with images at sizes of their own: batches, the step, the run, and what cannot learn from them."""
 
+import functools
+import json
 import shutil
 
 import cv2
@@ -19,9 +21,11 @@ from vit_jax.data.augmentation import augment, patches
 from vit_jax.data.batches import EvalBatches, TrainBatches, specs
 from vit_jax.data.budget_batches import BudgetBatches
 from vit_jax.data.order import order_of, repeated_places
+from vit_jax.export.run import export_run
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
+from vit_jax.serving.network import Network
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import make_gradient
 
@@ -253,24 +257,56 @@ def test_a_family_of_one_size_says_why():
         resolve(config)
 
 
-def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(photos, tmp_path, compilation_cache):
-    config = vit_jax.load_config("configs/digits.py")
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory, compilation_cache):
+    """The config of a run of two lengths with a budget of patches, its folder, and what it gave."""
+    workdir, config = (
+        tmp_path_factory.mktemp("native") / "whole",
+        vit_jax.load_config("configs/digits.py"),
+    )
     config.update_from_flattened_dict(
         TINY | NATIVE | {"compilation_cache": compilation_cache, "model.depth": 1, "batch_size": 8}
         | {"data.name": "folder", "data.path": str(photos), "data.train_crop": "inception"}
         | {"data.eval_split": "test", "data.train_split": "train", "data.native_lengths": (8, (16, 2))}
-        | {"data.native_budget": 128}
+        | {"data.native_budget": 128, "augment.mixup": 0.2, "augment.cutmix": 1.0, "augment.erasing": 0.5}
     )  # fmt: skip
     config.checkpoint.keep = 9
-    result = vit_jax.train(config, tmp_path / "whole")
-    killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    return config, workdir, vit_jax.train(config, workdir)
+
+
+def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(trained, tmp_path):
+    config, workdir, result = trained
+    killed = shutil.copytree(workdir, tmp_path / "killed")
     for folder in (killed / "checkpoints").iterdir():
         if folder.name.isdigit() and int(folder.name) > 4:
             shutil.rmtree(folder)
     assert vit_jax.train(config, killed)["loss"] == result["loss"]
     whole, again = (
-        patterns.named(registry.split(vit_jax.load_run(tmp_path / name).model)[1].params)
-        for name in ("whole", "killed")
+        patterns.named(registry.split(vit_jax.load_run(folder).model)[1].params)
+        for folder in (workdir, killed)
     )
     for name, x in again.items():
         np.testing.assert_array_equal(x, whole[name], err_msg=name)
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    logged = {line["step"]: line["examples"] for line in lines if "examples" in line}
+    before = functools.partial(views.images_before, resolve(config))
+    assert logged == {step: before(step) for step in logged} and before(3) == 16 + 8 + 8
+
+
+def test_a_run_trained_so_is_used_so(trained):
+    run = vit_jax.load_run(trained[1])
+    wide, tall = (np.random.default_rng(0).integers(0, 256, (*n, 3), np.uint8) for n in SIZES[:2])
+    np.testing.assert_array_equal(
+        run.features([wide, tall]), run.features([wide, tall], native_tokens=16)
+    )
+    assert np.abs(run.features([wide]) - run.features([wide], native_tokens=0)).max() > 1e-3
+    (maps,) = run.features([wide, tall], layers=[-1], maps=True)
+    grids = [native_sizes.choose_grid(*x.shape[:2], patch=8, tokens=16) for x in (wide, tall)]
+    assert [x.shape[:2] for x in maps] == grids
+    ((alone,),) = run.features([tall], layers=[-1], maps=True)
+    np.testing.assert_allclose(alone, maps[1], atol=1e-5)
+    for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx")):
+        with pytest.raises(
+            ConfigError, match="native_tokens = 16.*set --config.data.native_tokens=0"
+        ):
+            refused()
