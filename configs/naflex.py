@@ -59,5 +59,6 @@ def smoke():
     config.data.update(dict(native_tokens=64, native_lengths=(16, 36, 64), native_budget=4096))
     config.augment.update(dict(mixup=0.2, cutmix=0.5, erasing=0.1))
     network(config, keep_aspect=True)
-    config.model.layer_scale_init = 0.1
+    config.model.update(dict(layer_scale_init=0.1, depth=2))
+    config.duration, config.eval.every = "20 epochs", "10 epochs"
     return config

@@ -25,7 +25,7 @@ def find_lengths(data: Data) -> list[tuple[int, int]]:
     Raises:
       ConfigError: an entry is neither a number of patches nor one with its share.
     """
-    where, found = "config.data.native_lengths", []
+    where, lengths = "config.data.native_lengths", []
     for entry in data.native_lengths or (data.native_tokens,):
         pair = tuple(entry) if isinstance(entry, tuple | list) else (entry, 1)
         if len(pair) != 2 or not all(type(x) is int and x > 0 for x in pair):
@@ -33,14 +33,14 @@ def find_lengths(data: Data) -> list[tuple[int, int]]:
                 f"{where}: {entry!r} is no number of patches, such as 256, nor one with its share of the steps, "
                 "such as (256, 2)"
             )
-        found.append(pair)
-    if len({tokens for tokens, _ in found}) < len(found):
+        lengths.append(pair)
+    if len({tokens for tokens, _ in lengths}) < len(lengths):
         raise ConfigError(f"{where} = {data.native_lengths} has a length twice: give it a share")
-    if (steps := sum(share for _, share in found)) > _MOST_STEPS:
+    if (steps := sum(share for _, share in lengths)) > _MOST_STEPS:
         raise ConfigError(
             f"{where}: the shares add up to {steps}, more than {_MOST_STEPS} steps: make them smaller"
         )
-    return found
+    return lengths
 
 
 def batch_sizes(config: BatchSpec) -> list[int]:
@@ -52,7 +52,7 @@ def batch_sizes(config: BatchSpec) -> list[int]:
     data, lengths = config.data, find_lengths(config.data)
     if not data.native_budget:
         return [config.batch_size] * len(lengths)
-    multiple, found = data.native_multiple, []
+    multiple, sizes = data.native_multiple, []
     for tokens, _ in lengths:
         size = data.native_budget // tokens // multiple * multiple
         if not size:
@@ -61,8 +61,8 @@ def batch_sizes(config: BatchSpec) -> list[int]:
                 f"{data.native_budget // tokens} images of {tokens} patches, fewer than "
                 f"config.data.native_multiple = {multiple}: set it to {tokens * multiple:,} or more"
             )
-        found.append(size)
-    return found
+        sizes.append(size)
+    return sizes
 
 
 def list_variants(config: BatchSpec) -> list[tuple[Data, int]]:

@@ -79,7 +79,7 @@ class Data:
         (),
         "other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of "
         "the run on, the last image_size; batch and rate stay; (): image_size throughout",
-        when={"views": operator.not_},
+        when={"views": operator.not_, "native_tokens": operator.not_},
     )
     native_tokens: int = option(
         0,

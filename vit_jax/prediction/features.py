@@ -123,14 +123,16 @@ def _with_grids(features: Callable) -> Callable:
 
     def of_patches(weights: registry.Weights, images: PatchBatch):
         pooled, layers = features(weights, images)
-        found, length = [], images.patches.shape[1]
+        padded, length = [], images.patches.shape[1]
         for layer in layers:
             count = layer.tokens.shape[1]
             real = jnp.arange(count) < images.lengths(count)[:, None]
             tokens = jnp.where(real[..., None], layer.tokens, 0)
             grid = (1, length)  # of the array
-            found.append(NativeLayer(tokens, layer.name, grid, layer.has_class_token, images.grids))
-        return pooled, tuple(found)
+            padded.append(
+                NativeLayer(tokens, layer.name, grid, layer.has_class_token, images.grids)
+            )
+        return pooled, tuple(padded)
 
     return of_patches
 

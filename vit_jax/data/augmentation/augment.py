@@ -294,9 +294,8 @@ def draw_boxes(
     first = jnp.argmax(fits, axis=1, keepdims=True)
     chosen = jax.random.bernoulli(chosen_key, probability, (batch,)) & fits.any(axis=1)
     tall, wide = (jnp.take_along_axis(size, first, axis=1)[:, 0] for size in (tall, wide))
-    over, beside = (side - size[:, None] for side, size in ((height, tall), (width, wide)))
-    top = jax.random.randint(top_key, (batch,), 0, over[:, 0] + 1)
-    left = jax.random.randint(left_key, (batch,), 0, beside[:, 0] + 1)
+    top = jax.random.randint(top_key, (batch,), 0, (height - tall[:, None])[:, 0] + 1)
+    left = jax.random.randint(left_key, (batch,), 0, (width - wide[:, None])[:, 0] + 1)
     return top, top + chosen * tall, left, left + wide, noise_key
 
 

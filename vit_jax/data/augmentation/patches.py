@@ -115,9 +115,9 @@ def erase(images: PatchBatch, key: jax.Array, config: Augment, channels: int) ->
     pixels = images.patches.reshape(*shape[:2], side, side, channels)
     noise = jnp.zeros(())
     if config.erasing_mode != "const":
-        one = (shape[0], 1, 1, 1, channels)
+        of_image = (shape[0], 1, 1, 1, channels)
         of_pixels = config.erasing_mode == "pixel"
-        noise = jax.random.normal(noise_key, pixels.shape if of_pixels else one)
+        noise = jax.random.normal(noise_key, pixels.shape if of_pixels else of_image)
     return images.replace(patches=jnp.where(box, noise, pixels).reshape(shape))
 
 
@@ -153,8 +153,9 @@ def mix(
     shared = jnp.minimum(own, other)
     first, first_of_other = (own - shared) // 2, (other - shared) // 2
     place = jnp.stack(native_sizes.places(images), axis=-1)  # (B, N, 2)
-    there = place - (first - first_of_other)[:, None]
-    token = jnp.clip(there[..., 0] * other[:, 1:] + there[..., 1], 0, shape[1] - 1)
+    theirs_place = place - (first - first_of_other)[:, None]
+    token = theirs_place[..., 0] * other[:, 1:] + theirs_place[..., 1]
+    token = jnp.clip(token, 0, shape[1] - 1)
     theirs = jnp.take_along_axis(of_partner(images.patches), token[..., None], axis=1)
 
     bounds = [x * side for i in (0, 1) for x in (first[:, i], first[:, i] + shared[:, i])]
@@ -201,9 +202,9 @@ def find_partners(grids: jax.Array, key: jax.Array) -> jax.Array:
     rank = jnp.argsort(jnp.argsort(aspects, axis=1), axis=1)
     order = jnp.argsort(rank // _WINDOW + jax.random.uniform(key, rank.shape), axis=1)
     place = jnp.arange(group)
-    beside = jnp.where(place ^ 1 < group, place ^ 1, place - (group > 1))
+    partner_place = jnp.where(place ^ 1 < group, place ^ 1, place - (group > 1))
     inverse = jnp.argsort(order, axis=1)
-    return jnp.take_along_axis(order, beside[inverse], axis=1).reshape(-1)
+    return jnp.take_along_axis(order, partner_place[inverse], axis=1).reshape(-1)
 
 
 def _group(count: int) -> int:
