@@ -370,7 +370,15 @@ class DataSection(_Fields):
     native_tokens: int
     'images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; 0: all are cut to image_size (default: 0)'
     native_lengths: _Tuple
-    'other numbers in training, (128, 256, 576): one a batch, drawn evenly by seed and step; (): native_tokens (default: ())'
+    'other numbers in training, (128, 256, 576): one a batch, drawn by seed and step, each equally often or by its share: ((128, 1), (256, 2)); (): native_tokens (default: ())'
+    native_budget: int
+    'patches of a batch, which has as many images as that allows; batch_size is then what its loss and rate are relative to; 0: batch_size images (default: 0)'
+    native_multiple: int
+    'native_budget: images in a batch are a multiple of this (default: 8)'
+    native_loss: Literal['none', 'sqrt', 'linear']
+    "native_budget: by what the loss of a batch is multiplied, its share of batch_size images (default: 'linear')"
+    native_rate: Literal['none', 'sqrt', 'linear']
+    "native_budget: the same of its learning rate (default: 'none')"
     native_patch: int
     "side of those patches; 0: the model's (default: 0)"
     channels: int
@@ -871,6 +879,10 @@ class EvaluateFields(TypedDict, total=False):
     data__patch_sizes: tuple[Any, ...] | list[Any]
     data__native_tokens: int
     data__native_lengths: tuple[Any, ...] | list[Any]
+    data__native_budget: int
+    data__native_multiple: int
+    data__native_loss: Literal['none', 'sqrt', 'linear']
+    data__native_rate: Literal['none', 'sqrt', 'linear']
     data__native_patch: int
     data__channels: int
     data__interpolation: Literal['bilinear', 'bicubic', '']

@@ -156,6 +156,7 @@ RECIPES = {
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
     ),
     "gsam": (("",), (), "params"),
+    "naflex": (("",), (), "params"),  # the number of images varies by step
     "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
     "gsam with soap": (
         ("",), ("--config.optim.name=soap", "--config.optim.basis_every=3"), "params",

@@ -13,8 +13,9 @@ from tests import lazily, without_torchvision
 from tests.data.test_patch_sizes import PUBLISHED
 from tests.interchange.test_timm import randomize, save, their_logits
 from tests.models import oracles
-from vit_jax.models import embeddings, registry, resized
-from vit_jax.models.embeddings import interpolate, resize_patch_embedding
+from vit_jax.models import patch_kernels, registry, resized
+from vit_jax.models.embeddings import interpolate
+from vit_jax.models.patch_kernels import resize_patch_embedding
 
 torch = lazily.Package("torch")
 
@@ -33,7 +34,9 @@ def test_a_kernel_of_8_pixels_answers_enlarged_patches_exactly(new, method):
     """Those of float64, resized along both sides."""
     random = np.random.default_rng(0)
     patch, kernel = random.standard_normal((8, 8)), random.standard_normal((8, 8, 1, 4))
-    resize = embeddings.antialiased_cubic if method == "bicubic" else embeddings._half_pixel
+    resize = (
+        patch_kernels.antialiased_cubic if method == "bicubic" else patch_kernels.half_pixel_linear
+    )
     enlarged = resize(new, 8) @ patch @ resize(new, 8).T
     answers = np.einsum("pq,pqcd->d", enlarged, resize_patch_embedding(kernel, new, method=method))
     np.testing.assert_allclose(answers, np.einsum("pq,pqcd->d", patch, kernel), atol=1e-12, rtol=0)

@@ -20,7 +20,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import views
 from vit_jax.models import registry, resized
 from vit_jax.models.contract import split_images
-from vit_jax.models.embeddings import resize_patch_embedding
+from vit_jax.models.patch_kernels import resize_patch_embedding
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import StepPrograms, make_gradient
 

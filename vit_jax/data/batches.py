@@ -61,16 +61,16 @@ def specs(
     """
     batches = []
     for variant in views.variants(config):
-        shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in variant.shapes}
+        rows = variant.batch_size
+        shapes = {name: ((rows, *shape), np.uint8) for name, shape in variant.shapes}
         if variant.data.native_tokens:
-            shapes[GRID] = (config.batch_size, 2), np.int32
+            shapes[GRID] = (rows, 2), np.int32
         if masks and not config.data.views:
             dtype = ClassTable.dtype if isinstance(masks, bool) else masks.dtype
-            shapes["label"] = (config.batch_size, *crops.shape(variant.data)[:2]), dtype
+            shapes["label"] = (rows, *crops.shape(variant.data)[:2]), dtype
         elif num_classes and not masks:
-            rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
-            label_rows = (config.batch_size, num_classes), np.float32
-            shapes["label"] = label_rows if rows else ((config.batch_size,), np.int32)
+            soft = multi_label or (config.pseudo.teacher and config.pseudo.soft)
+            shapes["label"] = ((rows, num_classes), np.float32) if soft else ((rows,), np.int32)
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
         if batch not in batches:
             batches.append(batch)
@@ -107,7 +107,11 @@ class TrainBatches:
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill, of a step."""
         variant = self._variants[self._variant(step)]
-        return _empty(self.source, len(self.rows), variant.data, variant.shapes)
+        return _empty(self.source, len(self.layout(step)[0]), variant.data, variant.shapes)
+
+    def layout(self, step: int) -> tuple[np.ndarray, int]:
+        """The rows that this process fills of a step's batch, and how many that has."""
+        return self.rows, self.batch_size
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -128,7 +132,7 @@ class TrainBatches:
             examples, ids, draws = self._plan(step)
         variant = self._variants[self._variant(step)]
         read, bad = read or _reader_of(self.source), {}
-        for place, row in enumerate(range(*part.indices(len(self.rows)))):
+        for place, row in enumerate(range(*part.indices(len(ids)))):
             cut = functools.partial(
                 self.cut,
                 variant=variant,
@@ -170,14 +174,22 @@ class TrainBatches:
         """For the rows of a step: where their examples stand in the order, which these are, and the
         random numbers of their crops, of each view.
         """
-        start = step * self.batch_size
+        positions = self._start(step) + self.layout(step)[0]
         count = max((view.numbers.stop for view in self._variants[0].views), default=1)
-        draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
+        draws = [crop_draws(self._seed, positions, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 
     def _examples(self, step: int) -> np.ndarray:
         """Where the examples of the rows of a step stand in the order."""
-        return (step * self.batch_size + self._places) // self._data.repeats
+        return (self._start(step) + self._places_of(step)) // self._data.repeats
+
+    def _start(self, step: int) -> int:
+        """The place of a step's first example in the line of all steps."""
+        return step * self.batch_size
+
+    def _places_of(self, step: int) -> np.ndarray:
+        """Where the rows of a step are in the line, from there on."""
+        return self._places
 
     def _ids(self, step: int) -> list[int]:
         return self._order(self._examples(step)).tolist()
@@ -235,6 +247,10 @@ class EvalBatches:
         mask = np.empty(len(self.rows), np.float32)
         images = [("image", crops.batch_shape(self._data))]
         return _empty(self.source, len(self.rows), self._data, images) | {"mask": mask}
+
+    def layout(self, step: int) -> tuple[np.ndarray, int]:
+        """As of `TrainBatches`."""
+        return self.rows, self.batch_size
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch, without padding."""

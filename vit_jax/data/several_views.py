@@ -164,7 +164,7 @@ def find_sized_views(config: BatchSpec) -> list[tuple[Data, tuple[Views, ...]]]:
     Raises:
       ConfigError: see `find_views`; an entry has another number of sizes than there are views.
     """
-    found, views = [], config.data.views
+    sized_views, views = [], config.data.views
     for i, entry in enumerate(find_sizes(config)):
         where = f"config.data.view_sizes: entry {i}"
         if len(entry.sizes) != len(views):
@@ -176,8 +176,8 @@ def find_sized_views(config: BatchSpec) -> list[tuple[Data, tuple[Views, ...]]]:
             factor = {"again": entry.again} if entry.again and view.get("again") else {}
             resized.append({**view, "image_size": sizes.parse(size, where), **factor})
         data = dataclasses.replace(config.data, views=tuple(resized), view_sizes=())
-        found.append((data, find_views(dataclasses.replace(config, data=data))))
-    return found
+        sized_views.append((data, find_views(dataclasses.replace(config, data=data))))
+    return sized_views
 
 
 def make_choice(

@@ -4,7 +4,7 @@ are in `several_views.py`, other sizes of images in `size_schedule.py`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.base import durations
 from vit_jax.data import crops
 from vit_jax.data.options import Data
-from vit_jax.data.order import BatchSpec
+from vit_jax.data.order import BatchSpec, data_step
 from vit_jax.models.contract import split_images
 
 if TYPE_CHECKING:
@@ -28,9 +28,11 @@ class Variant:
     Attributes:
       data: `config.data` as it is for these batches; of `patch_sizes` it has one.
       views: of each image; () where images are cut but once.
+      batch_size: images of a batch.
     """
 
     data: Data
+    batch_size: int
     views: "tuple[Views, ...]" = ()
 
     @property
@@ -64,23 +66,27 @@ def variants(config: BatchSpec) -> tuple[Variant, ...]:
     Raises:
       ConfigError: see `of`; an entry has another number of sizes than there are views, or is no size of a schedule.
     """
+    size = config.batch_size
     if config.data.patch_sizes:
         from vit_jax.data import patch_sizes
 
-        return tuple(map(Variant, patch_sizes.split_evenly(config.data)))
-    if config.data.native_tokens and config.data.native_lengths:
-        at_length = functools.partial(dataclasses.replace, config.data, native_lengths=())
-        return tuple(Variant(at_length(native_tokens=n)) for n in config.data.native_lengths)
+        return tuple(Variant(data, size) for data in patch_sizes.split_evenly(config.data))
+    if config.data.native_tokens:
+        from vit_jax.data import native_batches
+
+        return tuple(Variant(*entry) for entry in native_batches.list_variants(config))
     if config.data.size_schedule:
         from vit_jax.data import size_schedule
 
-        return tuple(Variant(phase.data) for phase in size_schedule.phases(config.data))
-    usual = Variant(config.data, of(config))
+        return tuple(Variant(phase.data, size) for phase in size_schedule.phases(config.data))
+    usual = Variant(config.data, size, of(config))
     if not config.data.view_sizes:
         return (usual,)
     from vit_jax.data import several_views
 
-    return usual, *(Variant(*entry) for entry in several_views.find_sized_views(config))
+    return usual, *(
+        Variant(data, size, views) for data, views in several_views.find_sized_views(config)
+    )
 
 
 def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
@@ -93,8 +99,10 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
         from vit_jax.data import patch_sizes
 
         return patch_sizes.make_size_choice(config.data, functools.partial(_draw, config.seed))
-    if config.data.native_tokens and (lengths := len(config.data.native_lengths)):
-        return lambda step: int(lengths * _draw(config.seed, step))
+    if config.data.native_tokens:
+        from vit_jax.data import native_batches
+
+        return native_batches.Cycle(config).choose
     if not (config.data.view_sizes or config.data.size_schedule):
         return lambda step: 0
     units = {"batch_size": config.batch_size, "examples_per_epoch": examples}
@@ -107,6 +115,32 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
 
     to_steps = functools.partial(durations.steps, **units, total_steps=total)
     return several_views.make_choice(config, to_steps, functools.partial(_draw, config.seed))
+
+
+def images_per_step(config: BatchSpec) -> float:
+    """The images of a batch, on average over a cycle of its lengths where there is a budget of patches."""
+    if not config.data.native_budget:
+        return config.batch_size
+    from vit_jax.data import native_batches
+
+    cycle = native_batches.Cycle(config)
+    return cycle.images / cycle.steps
+
+
+def images_before(config: BatchSpec, step: int, skipped: Sequence[tuple[int, int]] = ()) -> int:
+    """The images of the steps 0 to `step` - 1.
+
+    Args:
+      skipped: see `order.data_step`.
+    """
+    if not (config.data.native_budget and step):
+        return step * config.batch_size
+    from vit_jax.data import native_batches
+
+    before = native_batches.Cycle(config).images_before
+    stop = data_step(step - 1, skipped) + 1
+    left_out = sum(before(first + n) - before(first) for first, n in skipped if first < stop)
+    return before(stop) - left_out
 
 
 def _draw(seed: int, step: int) -> float:

@@ -18,7 +18,7 @@ from vit_jax.base.sizes import Size
 from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
 from vit_jax.models.contract import Capture, ModelOutput, PatchBatch
-from vit_jax.models.embeddings import interpolate, resize_patch_embedding
+from vit_jax.models.embeddings import interpolate
 
 # Heads by name: a DeiT has one more for distillation, a Dynamic Vision Transformer those of each exit.
 EXIT = r"(exit_\d+/)?"
@@ -282,6 +282,8 @@ def fit_patches(
     """`ClassifierConfig.fit_parameter` of the patch embedding, for families that cut the image itself into patches."""
     if name != "embedding/kernel" or source.patch == target.patch:
         return None
+    from vit_jax.models.patch_kernels import resize_patch_embedding
+
     return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch, method=resize)
 
 

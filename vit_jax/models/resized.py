@@ -16,7 +16,7 @@ from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.models import classifier, registry
-from vit_jax.models.embeddings import patch_matrix
+from vit_jax.models.patch_kernels import patch_matrix
 
 METHODS = ("torch", "dinov2")
 SCHEDULED = (

@@ -304,7 +304,9 @@ def model_config_of(config: Any, num_classes: int) -> classifier.ClassifierConfi
 def durations_of(config: Any, examples_per_epoch: int | None) -> Callable[..., int]:
     """A duration of a run's config in steps; of one in percent also `total_steps` must be given."""
     return functools.partial(
-        durations.steps, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch
+        durations.steps,
+        batch_size=views.images_per_step(config),
+        examples_per_epoch=examples_per_epoch,
     )
 
 

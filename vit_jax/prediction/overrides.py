@@ -31,7 +31,9 @@ _OF_TRAINING = {
     "eval.every", "eval.best", "eval.patience", "eval.target",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype", "init_resize")
-_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels")
+_OF_IMAGES = (
+    "mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels", "native_tokens",
+)  # fmt: skip
 
 
 def load_to_evaluate(

@@ -72,18 +72,15 @@ class Outline:
 
     @property
     def step_flops(self) -> int:
-        """Operations of a training step, with images of `config.data.image_size` in the most patches: one forward pass
-        of every image and two more for its gradient, all twice in sharpness-aware training; see `Objective.flops`.
+        """Operations of a training step, with images of `config.data.image_size` in the costliest number of patches:
+        one forward pass of every image and two more for its gradient, all twice in sharpness-aware training; see
+        `Objective.flops`.
         """
-        networks, data = self.networks, self.config.data
-        if data.patch_sizes:  # the smallest comes first
-            networks = networks.at_size(data.image_size, views.variants(self.config)[0].patch)
-        elif (
-            data.native_tokens
-        ):  # a row of patches, as many as an image has at most, costs the same
-            tokens = max(data.native_lengths, default=data.native_tokens)
-            networks = networks.at_size((data.native_patch, data.native_patch * tokens))
-        return self.passes * networks.objective.flops()
+        if self.config.data.native_tokens or self.config.data.patch_sizes:
+            from vit_jax.training import phases
+
+            return max(phases.flops_of_variants(self))
+        return self.passes * self.networks.objective.flops()
 
     @property
     def passes(self) -> int:
@@ -102,14 +99,11 @@ class Outline:
         stop = self.total_steps if stop is None else stop
         if self.config.data.size_schedule:
             return sum(phase.flops(first, stop) for phase in self.phases())
-        if self.config.data.native_lengths or self.config.data.patch_sizes:
-            choose = views.make_choice(self.config, 1)
-            each = [self._with_data(v.data).step_flops for v in views.variants(self.config)]
-            return sum(each[choose(step)] for step in range(first, stop))
-        return self.step_flops * (stop - first)
+        if self.config.data.native_tokens or self.config.data.patch_sizes:
+            from vit_jax.training import phases
 
-    def _with_data(self, data: Data) -> "Outline":
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, data=data))
+            return phases.flops_of_steps(self, first, stop)
+        return self.step_flops * (stop - first)
 
     @property
     def keeps_average(self) -> bool:

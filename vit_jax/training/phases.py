@@ -4,13 +4,15 @@ the networks can learn from it, and what the steps cost. Which step has which si
 """
 
 import dataclasses
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.config import Config
-from vit_jax.data import patch_sizes, size_schedule, views
+from vit_jax.data import native_batches, patch_sizes, size_schedule, views
 from vit_jax.data.options import Data
 from vit_jax.models import resized
 from vit_jax.objectives.networks import Networks
@@ -119,3 +121,29 @@ def _changed(before, after) -> str:
     trees = patterns.named(before.params), patterns.named(after.params)
     names = [name for name, x in trees[0].items() if x.shape != trees[1][name].shape]
     return names[0] if names else ""
+
+
+def flops_of_variants(outline: Any) -> list[int]:
+    """Operations of a step with each of `config.data.native_lengths` or `patch_sizes`: a row of so many patches costs
+    the same as any grid of them. `outline`: of the run, an `assembly.Outline`.
+    """
+    each = []
+    for variant in views.variants(outline.config):
+        data = dataclasses.replace(variant.data, native_tokens=0, patch_sizes=())
+        size = data.image_size
+        if variant.data.native_tokens:
+            size = data.native_patch, data.native_patch * variant.data.native_tokens
+        config = dataclasses.replace(outline.config, data=data, batch_size=variant.batch_size)
+        networks = outline.networks.at_size(size, variant.patch)
+        each.append(dataclasses.replace(outline, config=config, networks=networks).step_flops)
+    return each
+
+
+def flops_of_steps(outline: Any, first: int, stop: int) -> int:
+    """`Outline.flops` of images at sizes of their own, or in patches of several sizes."""
+    each, config = flops_of_variants(outline), outline.config
+    if config.data.native_tokens:
+        counts = native_batches.Cycle(config).counts(first, stop)
+        return sum(map(operator.mul, counts, each))
+    choose = views.make_choice(config, 1)
+    return sum(each[choose(step)] for step in range(first, stop))
