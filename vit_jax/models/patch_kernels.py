@@ -36,8 +36,8 @@ def patch_matrix(new: int, old: int, method: str) -> np.ndarray:
     """(new, old) float64: what `resize_patch_embedding` multiplies a side of a kernel by.
 
     Args:
-      method: of `embeddings.interpolate`. With `bicubic` patches are resized by it with antialiasing, as timm does; with all
-        others bilinearly without, as big_vision does.
+      method: of `embeddings.interpolate`. With `bicubic` patches are resized by it with antialiasing, as timm does;
+        with all others bilinearly without, as big_vision does.
     """
     resize = antialiased_cubic if method == "bicubic" else half_pixel_linear
     return np.linalg.pinv(resize(new, old).T)
