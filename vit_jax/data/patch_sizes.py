@@ -72,8 +72,8 @@ def _check_size(size: object, share: object, data: Data) -> None:
     image = sizes.size_text(data.image_size)
     if height % size or width % size:
         raise ConfigError(
-            f"{_FIELD}: images of config.data.image_size = {image} cannot be split into patches of {size}; its "
-            f"divisors are {', '.join(map(str, _divisors(height, width)))}"
+            f"{_FIELD}: images of config.data.image_size = {image} cannot be split into patches of {size}; "
+            f"possible are {', '.join(map(str, _divisors(height, width)))}"
         )
     if height * width == size * size:
         raise ConfigError(
@@ -82,5 +82,6 @@ def _check_size(size: object, share: object, data: Data) -> None:
 
 
 def _divisors(height: int, width: int) -> list[int]:
-    """Patch sizes that both sides allow."""
-    return [n for n in range(2, min(height, width) + 1) if not height % n and not width % n]
+    """Patch sizes that both sides allow, and that leave several patches."""
+    largest = min(height, width, max(height, width) - 1)
+    return [n for n in range(2, largest + 1) if not height % n and not width % n]
