@@ -85,7 +85,7 @@ class Data:
         (),
         "patches of the model by step, in pixels: (48, 30, 16, 8), one size a step, drawn by seed and step; ((48, 1), "
         "(8, 3)) with shares of the steps; (): the model's own (FlexiViT)",
-        when={"views": operator.not_},
+        when={"views": operator.not_, "native_tokens": operator.not_},
     )
     native_tokens: int = option(
         0,
