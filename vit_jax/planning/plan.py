@@ -10,7 +10,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import tiers
 from vit_jax.compute import choices
-from vit_jax.data import sources
+from vit_jax.data import sources, views
 from vit_jax.data.options import Data
 from vit_jax.data.sources.known_sets import NAMED
 from vit_jax.data.splits import select
@@ -229,7 +229,7 @@ def _local_disk(step: compiling.Step, target: Target) -> int:
 
 def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict:
     config, model = assembly.config, assembly.model_config
-    devices = len(target.devices)
+    devices, images = len(target.devices), views.images_per_step(config)
     replicas = meshes.batch_shards(step.mesh)
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
@@ -241,10 +241,10 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
         "remat": remat,
         "unroll": model.unroll,
         "optimizer": config.optim.name,
-        "batch_size": config.batch_size,
-        "batch_per_chip": config.batch_size / target.chips,
+        "batch_size": images,
+        "batch_per_chip": images / target.chips,
         "accumulate": config.accumulate,
-        "batch_per_pass": config.batch_size / replicas / config.accumulate,
+        "batch_per_pass": images / replicas / config.accumulate,
         "steps": assembly.total_steps,
         "parameters": registry.count_parameters(model),
         "model_flops_per_step": assembly.step_flops,
