@@ -64,7 +64,7 @@ def test_all_stages_fit_ten_minutes_and_what_one_leaves_is_for_the_next(
     for name in ("PYTHONPATH", "XLA_CLIENT_MEM_FRACTION"):
         monkeypatch.setenv(name, "0.9")
     limits = {stage.__name__: seconds for stage, seconds in gpu_drill.STAGES.items()}
-    assert gpu_drill.main() == 0 and clock[0] <= 540
+    assert gpu_drill.main() == 0 and clock[0] <= 600
     assert given == limits | ({"losses": limits["losses"] + limits["info"] - 5} if quick else {})
 
 

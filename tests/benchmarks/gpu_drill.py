@@ -1,4 +1,4 @@
-"""What compiled programs cannot answer, answered in ten minutes on one GPU.
+"""What compiled programs cannot answer, answered in ten minutes on one GPU, where vit_jax is installed.
 
     python tests/benchmarks/gpu_drill.py --out=drill.json [--budget=595] [--stages=info,losses,…] [--rehearse]
 

@@ -204,22 +204,19 @@ def test_deterministic_sets_flags_before_a_device_is_used():
         gpus.make_deterministic(contrary, too_late=False)
 
 
-def test_deterministic_refuses_attention_that_cannot_be(on_gpus, monkeypatch):
-    class Installed:
-        cudnn_get_version = staticmethod(lambda: 91002)
+def test_deterministic_takes_plain_attention_whose_kernels_xla_finds(on_gpus, monkeypatch):
+    def trace(implementation):
+        def loss(q):
+            out = attend.attend(q, q, q, implementation=implementation)
+            return out.astype(jnp.float32).sum()
 
-    monkeypatch.setattr("jax._src.lib.cuda_versions", Installed)
+        return str(jax.make_jaxpr(jax.grad(loss))(heads(197)))
+
+    assert "dot_product_attention" in trace("auto")
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
-
-    def trace():
-        jax.eval_shape(
-            jax.grad(lambda q: attend.attend(q, q, q).astype(jnp.float32).sum()), heads(197)
-        )
-
-    trace()
-    monkeypatch.setattr(platforms, "device_kind", lambda: "NVIDIA B200")
-    with pytest.raises(ConfigError, match="cuDNN 9.10.2 .*B200: install 9.18.1"):
-        trace()
+    assert "dot_product_attention" not in trace("auto")
+    with pytest.raises(ConfigError, match="set attention to auto"):
+        trace("cudnn")
 
 
 def test_on_several_gpus_lengths_are_sharded_and_pinned_tokens_exchange_nothing(on_gpus):

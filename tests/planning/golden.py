@@ -49,6 +49,9 @@ _INPUTS = (
     ("data.std", (0.5, 0.5, 0.5)),
     ("data.interpolation", "bilinear"),
 )
+_H14_518 = (
+    *_FROM_CHECKPOINT, *_INPUTS, ("model.name", "ViT-H/14"), ("data.image_size", 518), ("mesh.fsdp", 16),
+)  # fmt: skip
 # Networks whose sizes of the paper take minutes to compile.
 _SMALL = (
     "deepvit", "localvit", "cross_vit", "t2t_vit", "dynamic_vit", "feed_forward", "efficientnet", "axial", "positions",
@@ -74,12 +77,12 @@ CASES = {
     "scaling_vit-G14": Case("scaling_vit.py:G/14", "v5p:8x8x16"),
     "masked_patches-B16": Case("masked_patches.py:B/16", "v5e:8x8"),
     "finetune": Case("finetune.py:imagenet2012", "v5p:2x2x2", changes=_FROM_CHECKPOINT + _INPUTS),
-    "finetune-H14-518": Case(
-        "finetune.py:imagenet2012", "v5e:4x4",
-        changes=(
-            *_FROM_CHECKPOINT, *_INPUTS, ("model.name", "ViT-H/14"), ("data.image_size", 518), ("mesh.fsdp", 16),
-        ),
-    ),
+    "vit_s16_i1k-v6e": Case("vit_s16_i1k.py", "v6e:2x4"),
+    "vit_i21k-L16-v6e": Case("vit_i21k.py:L/16", "v6e:8x8"),
+    "vit_jft-H14-v6e": Case("vit_jft.py:H/14", "v6e:16x16"),
+    "finetune-H14-518": Case("finetune.py:imagenet2012", "v5e:4x4", changes=_H14_518),
+    "finetune-H14-518-v6e": Case("finetune.py:imagenet2012", "v6e:4x4", changes=_H14_518),
+    "finetune-G14-518": Case("finetune.py:imagenet2012", "v5p:4x4x4", changes=(*_H14_518, ("model.name", "ViT-G/14"))),
     # DINOv3's L.
     "finetune-L16-768": Case(
         "finetune.py:imagenet2012", "v5e:4x4",

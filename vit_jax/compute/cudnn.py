@@ -25,15 +25,12 @@ TILE = 128
 # Of compute capability below 8.0, on which the kernels do not run.
 _BEFORE_AMPERE = re.compile(r"\b(K80|P100|P40?|V100|T4|GTX|TITAN|Quadro|RTX 20\d\d)\b")
 _HOPPER = re.compile(r"\b(H100|H200|H800|H20|GH200)\b")
-_BLACKWELL = re.compile(r"\bG?B[23]00\b")
-# The first version whose backward pass can add in a fixed order there (NVIDIA/TransformerEngine#2584).
-_DETERMINISTIC_ON_BLACKWELL = 91801
 
 
 def fits(head_size: int, dtype: jax.typing.DTypeLike) -> bool:
-    """Whether the kernels take such heads on the GPUs of the mesh that is set."""
+    """Whether the kernels take such heads on the GPUs of the mesh that is set, as `config.deterministic` has it."""
     kind = platform.device_kind()
-    if platform.is_amd() or _BEFORE_AMPERE.search(kind):
+    if platform.is_amd() or _BEFORE_AMPERE.search(kind) or gpus.is_deterministic(os.environ):
         return False
     largest = 256 if _HOPPER.search(kind) else 128
     halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
@@ -58,25 +55,15 @@ def _forward(q, k, v, lengths):
 
 def _backward(saved, dout):
     if gpus.is_deterministic(os.environ):
-        _check_deterministic()
+        raise ConfigError(
+            "config.deterministic=True with config.model.attention=cudnn: XLA does not find the backward kernel that "
+            "it has compiled for that (openxla/xla#46500); set attention to auto, which takes xla then"
+        )
     q, k, v, lengths, out, logsumexp = saved
     return *_call("bwd", lengths, q, k, v, logsumexp, out, dout), None
 
 
 fused_attention.defvjp(_forward, _backward)
-
-
-def _check_deterministic() -> None:
-    """Raises `ConfigError` where the installed cuDNN would not obey `config.deterministic`."""
-    from jax._src.lib import cuda_versions  # has no public name; `None` where no GPU is
-
-    kind = platform.device_kind()
-    version = cuda_versions.cudnn_get_version() if cuda_versions else _DETERMINISTIC_ON_BLACKWELL
-    if version < _DETERMINISTIC_ON_BLACKWELL and _BLACKWELL.search(kind):
-        raise ConfigError(
-            f"config.deterministic=True, but cuDNN {version // 10000}.{version // 100 % 100}.{version % 100} has no "
-            f"deterministic attention for {kind}: install 9.18.1 or later, or set config.model.attention=xla"
-        )
 
 
 def _call(direction: str, lengths, q, k, v, *saved, **options) -> list[jax.Array]:

@@ -1,7 +1,7 @@
 """What GPUs compute their own way, and how XLA compiles for them. They spend the time of a ViT on products and
-on passes over the memory: what is here avoids passes that XLA would make. Judged by the compiled programs
-(docs/notes/2026-11-24-gpu-programs.md); none of it was run. Fused attention is in `cudnn.py`; memory that is set
-aside for a run is in `devices/gpus.py`.
+on passes over the memory: what is here avoids passes that XLA would make. Judged by compiled programs
+(docs/notes/2026-11-24-gpu-programs.md) and on one GPU (2026-11-26-first-gpus.md). Fused attention is in
+`cudnn.py`; memory that is set aside for a run is in `devices/gpus.py`.
 """
 
 import functools
@@ -13,7 +13,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from vit_jax.compute import attend, learned, norms, partitioning, recompute
 from vit_jax.compute import dense as plain
 
-# What differs from XLA's defaults, of a program that trains. Few, since none could be measured here:
+# What differs from XLA's defaults, of a program that trains; each is worth 1 % of a step on an H200:
 # - Collectives run beside products instead of between them. NVIDIA's own JAX images set it.
 # - Products are cuBLASLt's, which add biases and residuals while they write; Triton's leave that to another pass.
 # Nothing of NCCL is set: it chooses protocols and buffers by the network that it finds.

@@ -20,9 +20,9 @@ PARTS = (
     "matrix products", "attention", "stack copies", "fills", "transposes", "other copies",
     "elementwise and reductions",
 )  # fmt: skip
-# Of the published rates, what such kernels usually reach, and what each costs beside: from public
-# measurements, none of this project's programs.
-USUAL_PRODUCTS, USUAL_ATTENTION, USUAL_MEMORY = 0.70, 0.40, 0.85
+# Of the published rates, what kernels reached in a step of ViT-B/16 on an H100, and what each costs beside
+# (docs/notes/2026-11-26-first-gpus.md). Attention's share grows from 9 % to 18 % at 577 tokens.
+USUAL_PRODUCTS, USUAL_ATTENTION, USUAL_MEMORY = 0.68, 0.12, 0.70
 LAUNCH_SECONDS = 2e-6
 
 # Instructions that run other computations step by step.
@@ -137,15 +137,13 @@ def _kernel(
     program: Program, instruction: Instruction, shapes: Mapping[str, tuple], gpu: Gpu
 ) -> Kernel:
     operands = [shape for name in instruction.operands for shape in shapes.get(name, ())]
-    results = instruction.shapes
-    if instruction.opcode == "custom-call":  # less the workspace of cuBLAS and cuDNN
-        results = [shape for shape in results if shape.dtype not in ("s8", "u8")]
-    moved = sum(shape.bytes for shape in (*operands, *results))
+    moved = sum(shape.bytes for shape in operands) + _bytes(instruction)
     part, flops, seconds = "elementwise and reductions", 0, 0.0
     if instruction.opcode == "fusion":
         body = _Body(program.computations[instruction.called[0]])
         moved, part = body.bytes_read() + body.bytes_written(), _part(instruction, body)
-        products = [i for _, i in program.inside(instruction) if i.opcode == "dot"]
+        # Calls of cuBLAS are in fusions where they read a slice of what layers have stacked.
+        products = [i for _, i in program.inside(instruction) if i.opcode in _CONTRACTED]
     else:
         products = [instruction]
         if instruction.opcode in ("copy", "copy-start"):
@@ -238,7 +236,9 @@ class _Body:
 
 
 def _bytes(instruction: Instruction) -> int:
-    return sum(shape.bytes for shape in instruction.shapes)
+    """Of what it gives, less the workspace of cuBLAS and cuDNN."""
+    workspace = ("s8", "u8") if instruction.opcode == "custom-call" else ()
+    return sum(shape.bytes for shape in instruction.shapes if shape.dtype not in workspace)
 
 
 def _part(instruction: Instruction, body: _Body) -> str:
