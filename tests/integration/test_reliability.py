@@ -156,7 +156,10 @@ RECIPES = {
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
     ),
     "gsam": (("",), (), "params"),
-    "naflex": (("",), (), "params"),  # the number of images varies by step
+    # The number of images varies by step.
+    "naflex": (
+        ("",), ("--config.data.native_lengths=(16,36)", "--config.data.native_budget=288"), "params",
+    ),
     "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
     "gsam with soap": (
         ("",), ("--config.optim.name=soap", "--config.optim.basis_every=3"), "params",

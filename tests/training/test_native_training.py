@@ -21,12 +21,14 @@ from vit_jax.data.augmentation import augment, patches
 from vit_jax.data.batches import EvalBatches, TrainBatches, specs
 from vit_jax.data.budget_batches import BudgetBatches
 from vit_jax.data.order import order_of, repeated_places
+from vit_jax.devices import meshes
 from vit_jax.export.run import export_run
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
 from vit_jax.serving.network import Network
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.guards import check_batch
 from vit_jax.training.step import make_gradient
 
 NATIVE = {"data.native_tokens": 16, "data.image_size": 32, "augment.mixup": 0.0}
@@ -247,6 +249,15 @@ def test_the_step_of_square_images_is_the_ordinary_one():
 def test_what_cannot_be_done_with_patches_is_refused_by_name(changes, message):
     with pytest.raises(ConfigError, match=f"config.data.native_tokens.*{message}|{message}"):
         resolve(make_config(**NATIVE | changes))
+
+
+def test_batches_that_devices_do_not_divide_are_refused(photos):
+    mesh = meshes.make_mesh({"data": 8, "fsdp": 1, "tensor": 1})
+    config = native_config(photos, **BUDGET | {"accumulate": 1, "data.native_multiple": 2})
+    with pytest.raises(
+        ConfigError, match="native_multiple: .*30 cannot .* 8 devices.*multiple of 8"
+    ):
+        check_batch(config, mesh)
 
 
 def test_a_family_of_one_size_says_why():

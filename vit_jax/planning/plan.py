@@ -240,7 +240,7 @@ def _local_disk(step: compiling.Step, target: Target) -> int:
 
 def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict:
     config, model = assembly.config, assembly.model_config
-    devices = len(target.devices)
+    devices, images = len(target.devices), views.images_per_step(config)
     replicas = meshes.batch_shards(step.mesh)
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
@@ -252,10 +252,10 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
         "remat": remat,
         "unroll": model.unroll,
         "optimizer": config.optim.name,
-        "batch_size": config.batch_size,
-        "batch_per_chip": config.batch_size / target.chips,
+        "batch_size": images,
+        "batch_per_chip": images / target.chips,
         "accumulate": config.accumulate,
-        "batch_per_pass": config.batch_size / replicas / config.accumulate,
+        "batch_per_pass": images / replicas / config.accumulate,
         "steps": assembly.total_steps,
         "parameters": registry.count_parameters(model),
         "model_flops_per_step": assembly.step_flops,

@@ -143,7 +143,7 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
     replicas = meshes.batch_shards(mesh)
     sizes = [("eval.batch_size", config.eval.batch_size)]
     for variant in views.variants(config):
-        name = "data.native_budget: the batch" if config.data.native_budget else "batch_size"
+        name = "data.native_multiple: a batch" if config.data.native_budget else "batch_size"
         sizes.append((f"{name} / accumulate", variant.batch_size // config.accumulate))
     for name, size in sizes:
         if size % replicas:
