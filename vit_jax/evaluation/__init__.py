@@ -29,6 +29,8 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
         "knn": "vit_jax.evaluation.neighbours:Neighbours",
         "early_exit": "vit_jax.evaluation.early_exit.evaluator:EarlyExit",
         "imagenet_c": "vit_jax.evaluation.corruptions:Corruptions",
+        "retrieval": "vit_jax.evaluation.retrieval:Retrieval",
+        "zero_shot": "vit_jax.evaluation.zero_shot:ZeroShot",
         "segmentation": "vit_jax.evaluation.segmentation:Segmentation",
     }
 )
