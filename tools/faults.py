@@ -174,7 +174,7 @@ FAULTS = {
         "tests/data/test_reading.py::test_batches_have_the_same_bits_with_steps_skipped",
     ),
     "balanced_classes_in_one_order": Fault(
-        "data/order.py", "permuted(np.arange(size), size, (seed, _CIRCLES))", "np.arange(size)",
+        "data/balanced.py", "permuted(np.arange(size), size, (seed, _CIRCLES))", "np.arange(size)",
         "tests/data/test_balanced.py::test_the_seed_decides_which_and_in_which_order",
     ),
     # Masks.

@@ -43,8 +43,8 @@ class ModelSection(_Fields):
     'attention heads'
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean'] | None
     'how tokens become one vector; token: the class token; token_mean: beside it the mean of the others (DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention; token: the class token (the other kinds have none)'
-    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid'] | None
-    "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative: in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
+    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'none', 'sinusoid'] | None
+    "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative, bias2d (BEiT): in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
     registers: int | None
     'learned tokens without a position (default: 0)'
     distilled: bool | None
@@ -56,7 +56,7 @@ class ModelSection(_Fields):
     attention_dropout: float | None
     'on the attention weights (default: 0.0)'
     drop_path: float | None
-    "stochastic depth of the last block, growing linearly from 0; stochastic depth of the last block's attention, growing linearly from 0; stochastic depth of an exit's last block, growing linearly from 0; stochastic depth, growing linearly from 0 in the first block to this after the last (default: 0.0)"
+    "stochastic depth of the last block, growing linearly from 0; stochastic depth of the last block's attention, growing linearly from 0; stochastic depth, the same in all blocks of patches; stochastic depth of an exit's last block, growing linearly from 0; stochastic depth, growing linearly from 0 in the first block to this after the last (default: 0.0)"
     attention: Literal['auto', 'xla', 'cudnn', 'short', 'splash'] | None
     "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU; how attention is computed where there is no Θ; xla where relations are reused. cudnn: GPU, 16 bits (default: 'auto')"
     activation: Literal['gelu_tanh', 'gelu', 'quick_gelu', 'silu', 'relu6', 'hard_swish'] | None
@@ -136,7 +136,9 @@ class ModelSection(_Fields):
     layer_scale: Literal['none', 'all', 'attention'] | None
     "which residuals are multiplied by a learned number for each channel (2103.17239) (default: 'none')"
     layer_scale_init: float | None
-    'what these numbers begin as (1e-4 in ViT-5) (default: 1e-05)'
+    'what these numbers begin as (1e-4 in ViT-5); what LayerScale begins as (1e-6 in S36 and M) (default: 1e-05)'
+    token_merging: int | None
+    'patches that each block merges with those most like them (ToMe, 2210.09461): less work after training (default: 0)'
     drop_path_by: Literal['depth', 'constant'] | None
     "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in every block (DeiT III) (default: 'depth')"
     init: Literal['vit', 'deit'] | None
@@ -195,6 +197,8 @@ class ModelSection(_Fields):
     'biases of the QKV projections between the splits (default: True)'
     token_dropout: float | None
     'after attention and MLP of the layers between the splits; t2t: after attention and MLP of the layers between the splits (default: 0.1)'
+    class_depth: int | None
+    'blocks in which the class token reads the patches (default: 2)'
     feature_reuse: bool | None
     'MLPs see the features of the exit before (default: True)'
     feature_hidden: int | None
@@ -217,7 +221,7 @@ class ObjectiveSection(_Fields):
     name: str
     "objective (default: 'supervised')"
     loss: Literal['softmax', 'sigmoid', 'binary'] | None
-    "cross-entropy: softmax; sigmoid, summed over classes; binary, its mean over classes, where every class in a mixed image counts fully (DeiT III); with the labels: cross-entropy, softmax or sigmoid (default: 'softmax')"
+    "cross-entropy: softmax; sigmoid, summed over classes; binary, its mean over classes, where every class in a mixed image counts fully (DeiT III); with the labels: cross-entropy, softmax or sigmoid; of all pairs of a batch: SigLIP's or CLIP's"
     label_smoothing: float | None
     "share of the target spread evenly over all classes; share of the labels' target spread evenly over all classes (default: 0.0)"
     focal: float | None
@@ -293,7 +297,7 @@ class ObjectiveSection(_Fields):
     alpha: float | None
     "the teacher's share of the loss (default: 0.5)"
     temperature: float | None
-    'soft: logits are divided by it (default: 1.0)'
+    'soft: logits are divided by it; by which cosines are multiplied at the beginning; 0: 10, or 1/0.07 of softmax'
     teachers: _Tuple
     'checkpoints of any format and family, with or without a head (default: ())'
     kinds: _Tuple
@@ -312,6 +316,30 @@ class ObjectiveSection(_Fields):
     'share of the cosine distance in the loss; the rest is smooth L1 (default: 0.5)'
     drop: float | None
     'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
+    tokenizer: str | None
+    "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8 (default: 'bytes')"
+    text: Literal['siglip', 'clip'] | None
+    "the text tower: tokens that see all others, the last one read, or those before them, the end token read (default: 'siglip')"
+    text_length: int | None
+    'tokens of a text; longer ones are cut (default: 64)'
+    text_width: int | None
+    'size of a token; 0: as of the image tower (default: 0)'
+    text_depth: int | None
+    'number of blocks; 0: as of the image tower (default: 0)'
+    text_mlp_dim: int | None
+    'hidden size of the MLPs; 0: as of the image tower (default: 0)'
+    text_heads: int | None
+    'attention heads; 0: as of the image tower (default: 0)'
+    embed: int | None
+    "size of both vectors, images projected too; 0: the image tower's width (default: 0)"
+    vocabulary: int | None
+    "rows of the table of tokens; 0: the tokenizer's (default: 0)"
+    text_end: int | None
+    "token at the end of a text; -1: the tokenizer's (default: -1)"
+    text_pad: int | None
+    "token after the end; -1: the tokenizer's (default: -1)"
+    bias: float | None
+    'added to them at the beginning (default: -10.0)'
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple
@@ -756,7 +784,7 @@ class ModelOptions(TypedDict, total=False):
     mlp_dim: int
     heads: int
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean']
-    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'none', 'sinusoid']
+    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'none', 'sinusoid']
     registers: int
     distilled: bool
     representation: int
@@ -803,6 +831,7 @@ class ModelOptions(TypedDict, total=False):
     gated_mlp: bool
     layer_scale: Literal['none', 'all', 'attention']
     layer_scale_init: float
+    token_merging: int
     drop_path_by: Literal['depth', 'constant']
     init: Literal['vit', 'deit']
     units: tuple[Any, ...] | list[Any]
@@ -832,6 +861,7 @@ class ModelOptions(TypedDict, total=False):
     random_features: int
     token_bias: bool
     token_dropout: float
+    class_depth: int
     feature_reuse: bool
     feature_hidden: int
     feature_width: int
@@ -928,5 +958,5 @@ class PushOptions(TypedDict, total=False):
     overwrite: bool
     dry_run: bool
 
-ModelName = Literal['ViT-mu/16', 'ViT-s/28', 'ViT-s/16', 'ViT-Ti/16', 'ViT-S/32', 'ViT-S/16', 'ViT-M/16', 'ViT-B/32', 'ViT-B/16', 'ViT-B/8', 'ViT-L/32', 'ViT-L/16', 'ViT-So400m/14', 'ViT-H/14', 'ViT-g/14', 'ViT-g-opt/16', 'ViT-G/14', 'ViT-G-opt/16', 'ViT-e/14', 'ViT-22B/14', 'DeiT-Ti/16', 'DeiT-S/16', 'DeiT-B/16', 'R+ViT-Ti/16', 'R26+ViT-S/32', 'R26+ViT-B/32', 'R50+ViT-B/32', 'R50+ViT-B/16', 'R50+ViT-L/32', 'R50+ViT-L/16', 'Mixer-S/32', 'Mixer-S/16', 'Mixer-B/32', 'Mixer-B/16', 'Mixer-L/32', 'Mixer-L/16', 'Mixer-H/14', 'BiT-R26x1', 'BiT-R50x1', 'BiT-R50x2', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x1', 'BiT-R152x2', 'BiT-R152x4', 'BiT-R200x3', 'ResNet-R26x1', 'ResNet-R50x1', 'ResNet-R50x2', 'ResNet-R101x1', 'ResNet-R152x1', 'ResNet-R152x2', 'DeepViT-16', 'DeepViT-24', 'DeepViT-32', 'DeepViT-S', 'DeepViT-L', 'LocalViT-T', 'LocalViT-T-SE4', 'LocalViT-S', 'CrossViT-Ti', 'CrossViT-S', 'CrossViT-B', 'CrossViT-9', 'CrossViT-15', 'CrossViT-18', 'CrossViT-9-dagger', 'CrossViT-15-dagger', 'CrossViT-18-dagger', 'T2T-ViT-7', 'T2T-ViT-10', 'T2T-ViT-12', 'T2T-ViT-14', 'T2T-ViT-19', 'T2T-ViT-24', 'T2T-ViT_t-14', 'T2T-ViT_t-19', 'T2T-ViT_t-24', 'DVT-T2T-ViT-12', 'DVT-T2T-ViT-14', 'DVT-DeiT-S', 'FF-Ti/16', 'FF-B/16', 'FF-L/32', 'EfficientNet-B0', 'EfficientNet-B1', 'EfficientNet-B2', 'EfficientNet-B3', 'EfficientNet-B4', 'EfficientNet-B5', 'EfficientNet-B6', 'EfficientNet-B7', 'EfficientNet-L2', 'Axial-ViT-B/16', 'Axial-ViT-B/32', 'AxialResNet-50']
+ModelName = Literal['ViT-mu/16', 'ViT-s/28', 'ViT-s/16', 'ViT-Ti/16', 'ViT-S/32', 'ViT-S/16', 'ViT-M/16', 'ViT-B/32', 'ViT-B/16', 'ViT-B/8', 'ViT-L/32', 'ViT-L/16', 'ViT-So400m/14', 'ViT-H/14', 'ViT-g/14', 'ViT-g-opt/16', 'ViT-G/14', 'ViT-G-opt/16', 'ViT-e/14', 'ViT-22B/14', 'DeiT-Ti/16', 'DeiT-S/16', 'DeiT-B/16', 'R+ViT-Ti/16', 'R26+ViT-S/32', 'R26+ViT-B/32', 'R50+ViT-B/32', 'R50+ViT-B/16', 'R50+ViT-L/32', 'R50+ViT-L/16', 'Mixer-S/32', 'Mixer-S/16', 'Mixer-B/32', 'Mixer-B/16', 'Mixer-L/32', 'Mixer-L/16', 'Mixer-H/14', 'BiT-R26x1', 'BiT-R50x1', 'BiT-R50x2', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x1', 'BiT-R152x2', 'BiT-R152x4', 'BiT-R200x3', 'ResNet-R26x1', 'ResNet-R50x1', 'ResNet-R50x2', 'ResNet-R101x1', 'ResNet-R152x1', 'ResNet-R152x2', 'DeepViT-16', 'DeepViT-24', 'DeepViT-32', 'DeepViT-S', 'DeepViT-L', 'LocalViT-T', 'LocalViT-T-SE4', 'LocalViT-S', 'CrossViT-Ti', 'CrossViT-S', 'CrossViT-B', 'CrossViT-9', 'CrossViT-15', 'CrossViT-18', 'CrossViT-9-dagger', 'CrossViT-15-dagger', 'CrossViT-18-dagger', 'T2T-ViT-7', 'T2T-ViT-10', 'T2T-ViT-12', 'T2T-ViT-14', 'T2T-ViT-19', 'T2T-ViT-24', 'T2T-ViT_t-14', 'T2T-ViT_t-19', 'T2T-ViT_t-24', 'CaiT-XXS24', 'CaiT-XXS36', 'CaiT-XS24', 'CaiT-S24', 'CaiT-S36', 'CaiT-M36', 'CaiT-M48', 'DVT-T2T-ViT-12', 'DVT-T2T-ViT-14', 'DVT-DeiT-S', 'FF-Ti/16', 'FF-B/16', 'FF-L/32', 'EfficientNet-B0', 'EfficientNet-B1', 'EfficientNet-B2', 'EfficientNet-B3', 'EfficientNet-B4', 'EfficientNet-B5', 'EfficientNet-B6', 'EfficientNet-B7', 'EfficientNet-L2', 'Axial-ViT-B/16', 'Axial-ViT-B/32', 'AxialResNet-50']
 CheckpointFormat = Literal['orbax', 'peft', 'official', 'big_vision', 'huggingface', 'authors', 'timm']

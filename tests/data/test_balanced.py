@@ -7,10 +7,10 @@ import pytest
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources
-from vit_jax.data.batches import TrainBatches
+from vit_jax.data.balanced import Balanced
+from vit_jax.data.batches import TrainBatches, order_of
 from vit_jax.data.loader import train_batches
 from vit_jax.data.options import Data
-from vit_jax.data.order import Balanced, order_of
 from vit_jax.data.record import Record
 from vit_jax.devices import meshes
 

@@ -170,6 +170,16 @@ def test_positions_of_columns_and_rows_are_shown_as_the_table_they_make(kind):
     np.testing.assert_allclose(table[4], wanted)
 
 
+def test_biases_of_distances_are_shown_as_the_mean_of_the_heads():
+    config = registry.model_config("ViT-mu/16", image_size=(32, 48), position="bias2d")
+    table = np.random.default_rng(0).standard_normal((1, 3 * 5 + 3, config.heads))
+    weights = ({"encoder": {"layers": {"position": table}}},)
+    section = positions.inspect(SimpleNamespace(weights=weights, config=config))
+    (shown,) = section.numbers.values()
+    np.testing.assert_allclose(shown, table[0, :15].mean(1).reshape(3, 5))
+    assert "added to attention's logits" in section.text
+
+
 def test_effective_rank_outliers_and_silent_channels():
     orthogonal = np.linalg.qr(np.random.default_rng(0).standard_normal((12, 12)))[0]
     centred = orthogonal - orthogonal.mean(0)

@@ -32,6 +32,8 @@ def arguments(disks: pathlib.Path) -> tuple[str, ...]:
         f"--config.checkpoint.local_every={LOCAL} steps",
         "--config.duration=24 steps",
         "--config.eval.evaluators=()",
+        "--config.audit.every=0",  # of processes: see `test_hosts.py`
+        "--config.augment.mixup=0.0",
     )
 
 

@@ -50,17 +50,20 @@ def test_the_grid_of_rotations_of_an_unpublished_width_is_asked_for(theirs, tmp_
 
 
 def others(package):
-    from timm.models import beit, cait, convnext
+    from timm.models import convnext, hiera, swin_transformer
 
-    size = dict(embed_dim=48, depth=1, num_heads=2, num_classes=2)
+    stem = package.create_model("vit_base_mci_224", depth=1, num_classes=2)
     return {
-        "BEiT": beit.Beit(img_size=32, use_abs_pos_emb=False, use_rel_pos_bias=True, **size),
-        "CaiT": cait.Cait(img_size=32, **size),
         "ConvNeXt": convnext.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=2),
+        "Hiera": hiera.Hiera(stages=(1, 1, 1, 1), embed_dim=8, num_heads=1, num_classes=2),
+        "Swin": swin_transformer.SwinTransformer(
+            img_size=32, window_size=2, depths=(1, 1), num_heads=(1, 2), embed_dim=8, num_classes=2
+        ),
+        "MobileCLIP": stem,
     }
 
 
-@pytest.mark.parametrize("family", ["BEiT", "CaiT", "ConvNeXt"])
+@pytest.mark.parametrize("family", ["ConvNeXt", "Hiera", "Swin", "MobileCLIP"])
 def test_families_that_are_not_read_are_refused_by_their_name(theirs, tmp_path, family):
     torch.save(others(theirs)[family].state_dict(), tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=f"a model of the family {family} "):

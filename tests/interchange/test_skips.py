@@ -36,13 +36,16 @@ LEFT_OUT = {
     r"(\w*loss\w*|criterion)\..*": "a loss",
     # Of transformers.
     r"(.*\.)?mask_token": "",
-    r"text_model\..*": "the text tower",
-    "logit_(scale|bias)": "the text tower",
+    r"text_(model|encoder)\..*": "the text tower",
+    "logit_(scale|bias)|temperature": "the text tower",
     r"(text|visual)_projection\.weight": "the text tower",
     r"(.*\.)?embeddings\.position_ids": "compared",
     r"(.*\.)?rope_embeddings\.inv_freq": "compared",
     r"(.*\.)?register_tokens": "compared",
     r"classifier\..*": "a head",
+    # Of BEiT.
+    r"(.*\.)?relative_position_index": "compared",
+    r"lm_head\..*": "a head of pre-training",
     r"(.*\.)?head\..*": "a head",
 }  # fmt: skip
 # Names of the model's own positions, masks and norms in the code of others.

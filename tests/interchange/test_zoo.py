@@ -34,6 +34,8 @@ SMALL = {
     "vit_so150m2_patch16_reg1_gap_256": P16,  # register with position, norm of the mean, no QKV biases
     "vit_base_patch32_siglip_256": P16 | dict(patch_size=16),  # attention pooling, tanh GELU
     "aimv2_large_patch14_224": P14,  # RMS norms, norm of the patches, a gate, no biases
+    "beit_base_patch16_224": P16,  # a bias of each distance, no biases of keys, LayerScale, a mean
+    "cait_xxs24_224": P16,  # heads that are mixed, a class token after the blocks of patches
     "beit3_base_patch16_224": P16,  # inner norms, mean beside a class token
     "vit_base_patch16_rpn_224": P16,  # norms after
     "vit_base_patch16_radio_v3": P16,  # no last norm

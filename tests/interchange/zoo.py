@@ -34,6 +34,7 @@ FAMILIES = (
     ("SigLIP, SigLIP 2", r".*siglip.*"),
     ("CLIP, MetaCLIP, DFN", r"vit_.*_clip_.*"),
     ("EVA, EVA-02", r"eva.*"),
+    ("BEiT, BEiT v2", r"beit(v2)?_.*"),
     ("BEiT-3", r"beit3_.*"),
     ("AIMv2", r"aimv2_.*"),
     ("RADIO, InternViT", r".*radio.*|.*intern300m.*"),
@@ -44,6 +45,7 @@ FAMILIES = (
     ("hybrids", r"vit_.*_r(\d*)_s\d+_.*|.*_mci_.*"),
     ("MLP-Mixer", r"mixer_.*"),
     ("BiT", r"resnetv2_.*"),
+    ("CaiT", r"cait_.*"),
     ("CrossViT", r"crossvit_.*"),
     ("EfficientNet", r"tf_efficientnet_.*"),
     (
@@ -136,7 +138,9 @@ def difference(model, checkpoint) -> float:
 
 def fewer_layers(kind: str, arguments: dict) -> dict:
     """Arguments of the same network with fewer layers, where it is large."""
-    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "NaFlexVit"):
+    if kind == "Cait":
+        return {"depth": 2}
+    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit", "NaFlexVit"):
         return {}
     width, depth = arguments.get("embed_dim", 768), arguments.get("depth", 12)
     fewer = {"depth": min(depth, 1 if width >= 1024 else 2)}

@@ -5,6 +5,7 @@ import functools
 import math
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -82,6 +83,13 @@ TINY = {
         # two layers between the splits, the last of these, class token, blocks, last norm, head
         sum(2 * n + (n + 1) * 24 + 3 * 9 * 8 + 16 for n in (27, 72)) + 73 * 16
         + 16 + 2 * (16 * 48 + 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5,
+    ),
+    "cait": (
+        "CaiT-XXS24",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2),
+        # patches, positions, class token, all blocks with LayerScale, two mixings of heads, last norm, head
+        49 * 16 + 6 * 16 + 16 + 4 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16 + 2 * 16) + 2 * 2 * (2 * 2 + 2)
+        + 32 + 17 * 5,
     ),
     "dynamic_vit": (
         "DVT-DeiT-S",
@@ -267,6 +275,19 @@ def test_the_last_layer_after_the_last_norm_is_what_the_head_reads(family):
         np.testing.assert_allclose(last.patches, patches, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("cait", {}), ("vit", {"position": "bias2d"}), ("vit", {"token_merging": 2})],
+)
+def test_batches_of_any_size_are_traced_as_exports_do(family, options):
+    config = dataclasses.replace(tiny(family), **options)
+    definition, weights = registry.abstract_weights(config)
+    (batch,) = jax.export.symbolic_shape("batch")
+    x = jax.ShapeDtypeStruct((batch, *config.height_width, 3), jnp.float32)
+    output = jax.eval_shape(lambda w, x: nnx.merge(definition, *w)(x), weights, x)
+    assert output.logits.shape == (batch, CLASSES)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_has_a_gradient(family):
     _, gradient = learned(family)
@@ -277,6 +298,7 @@ def test_every_parameter_has_a_gradient(family):
     useless = {
         "mixer": {"layers/token_mlp/down/bias"},
         "dynamic_vit": {"exit_2/relations/down/bias"},
+        "cait": {"layers/attention/before/bias"},
     }
     assert without == useless.get(family, set())
 

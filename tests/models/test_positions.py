@@ -16,9 +16,10 @@ from tests import without_torchvision
 from tests.models.conftest import apply
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.compute import relative
 from vit_jax.interchange import fitting, formats
 from vit_jax.interchange.conversions import translation, vit_timm
-from vit_jax.models import positions, registry
+from vit_jax.models import positions, registry, relative_positions
 from vit_jax.models.embeddings import interpolate, sincos_2d
 
 LEARNED = ("learned", "learned2d", "sincos2d")
@@ -256,12 +257,12 @@ def test_distances_are_interpolated_down_and_across():
     """
     row = np.linspace(-1, 1, 2 * 4 - 1, dtype=np.float32)[:, None]
     for grids in (((1, 4), (1, 7)), ((4, 1), (7, 1))):
-        found = positions.interpolate_distances(row, *grids, method="scipy")
+        found = relative_positions.interpolate_distances(row, *grids, method="scipy")
         np.testing.assert_allclose(found[:, 0], np.linspace(-1, 1, 13), atol=1e-6)
     old, new = (3, 4), (5, 7)
     peak = np.zeros((2 * 12 - 1, 1), np.float32)
     peak[11] = 1
-    found = positions.interpolate_distances(peak, old, new, method="scipy")[:, 0]
+    found = relative_positions.interpolate_distances(peak, old, new, method="scipy")[:, 0]
     expected = np.zeros_like(found)
     # 3 rows become 5: distances half as large, in old rows; across, 4 columns become 7 likewise.
     down, across = (np.maximum(0, 1 - np.abs(np.arange(1 - n, n)) / 2) for n in new)
@@ -286,11 +287,52 @@ def test_relative_positions_go_to_another_resolution(kit, place):
     old = one(named(params)[name])
     np.testing.assert_allclose(
         one(found[name]),
-        positions.interpolate_distances(old, GRID, (4, 4), method="scipy"),
+        relative_positions.interpolate_distances(old, GRID, (4, 4), method="scipy"),
         atol=1e-6,
     )
     # Of the corner's distance there is one pair of patches, before and after.
     np.testing.assert_allclose(one(found[name])[[0, -1]], old[[0, -1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("grids", [((3, 3), (5, 5)), ((2, 3), (4, 5)), ((4, 3), (2, 6))])
+def test_biases_of_distances_go_to_another_resolution_as_the_table_that_they_are(grids):
+    """As `interpolate` of PyTorch does it for a table of rows before columns; other tokens' numbers stay."""
+    torch = pytest.importorskip("torch")
+    old, new = grids
+    sides = [[2 * side - 1 for side in grid] for grid in grids]
+    table = np.random.default_rng(0).standard_normal((np.prod(sides[0]) + 3, 2)).astype(np.float32)
+    found = relative_positions.interpolate_bias(table, old, new, method="bilinear")
+    spread = torch.from_numpy(table[:-3]).reshape(1, *sides[0], 2).permute(0, 3, 1, 2)
+    options = dict(mode="bilinear", align_corners=False, antialias=True)
+    expected = torch.nn.functional.interpolate(spread, size=sides[1], **options)
+    expected = expected.permute(0, 2, 3, 1).reshape(-1, 2).numpy()
+    np.testing.assert_allclose(found[:-3], expected, atol=1e-6)
+    np.testing.assert_array_equal(found[-3:], table[-3:])
+
+
+def test_biases_are_of_the_distance_down_and_across_and_have_gradients(kit):
+    """Against loops, with a register beside the class token; and the table's gradient against differences."""
+    config = small(kit, "bias2d", registers=1)
+    params = kit.parameters(config)
+    table = np.asarray(params["encoder"]["layers"]["position"][0], np.float64)
+    assert table.shape == (18, HEADS)
+    found = relative.bias_of_pairs(jnp.asarray(table, jnp.float32), GRID, 8)
+    rows, columns = GRID
+    for i, j in itertools.product(range(8), repeat=2):
+        (y, x), (v, u) = divmod(i - 2, columns), divmod(j - 2, columns)
+        row = (y - v + rows - 1) * (2 * columns - 1) + x - u + columns - 1
+        row = (-1 if j < 2 else -3) if i < 2 else -2 if j < 2 else row
+        np.testing.assert_allclose(found[:, i, j], table[row], rtol=1e-6)
+
+    def total(table):
+        layers = params["encoder"]["layers"] | {"position": table}
+        encoder = params["encoder"] | {"layers": layers}
+        return apply(config, params | {"encoder": encoder}, images(config)).logits.std()
+
+    tables = params["encoder"]["layers"]["position"]
+    step = np.random.default_rng(2).standard_normal(tables.shape).astype(np.float32)
+    slope = (total(tables + 0.01 * step) - total(tables - 0.01 * step)) / 0.02
+    np.testing.assert_allclose(jnp.vdot(jax.grad(total)(tables), step), slope, rtol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +395,7 @@ def test_tokens_of_windows_have_all_of_them(kind):
             f"{at}/tokens": (2, 1, 1, 16),
         },
         "relative": {at: (2, 11, 8)},
+        "bias2d": {at: (2, 3 * 5 + 3, 2)},
         "sincos2d": {},
         "none": {},
     }

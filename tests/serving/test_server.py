@@ -15,15 +15,17 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from tests.serving.conftest import CLASSES, Slow, encoded, make_run
+from tests.serving.conftest import CLASSES, Running, Slow, encoded, make_run
 from vit_jax.base.errors import ConfigError
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
 
 
-@pytest.fixture
-def server(serving, network):
-    return serving(network, megabytes=0.1, seconds=10)
+@pytest.fixture(scope="module")
+def server(network):
+    running = Running(network, megabytes=0.1, seconds=10)
+    yield running
+    running.stop().result(20)
 
 
 @nnx.jit
@@ -202,7 +204,8 @@ def test_a_server_that_stops_answers_the_requests_that_are_there(serving, networ
         server.ask("/healthz")
 
 
-def test_metrics_count_requests_images_and_batches(server):
+def test_metrics_count_requests_images_and_batches(serving, network):
+    server = serving(network)
     for body in (encoded(), encoded(), b"hello"):
         server.ask("/predict", body)
     status, text = server.ask("/metrics")

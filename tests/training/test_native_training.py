@@ -18,9 +18,9 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import native_sizes, sources, views
 from vit_jax.data.augmentation import augment, patches
-from vit_jax.data.batches import EvalBatches, TrainBatches, specs
+from vit_jax.data.batches import EvalBatches, TrainBatches, order_of, specs
 from vit_jax.data.budget_batches import BudgetBatches
-from vit_jax.data.order import order_of, repeated_places
+from vit_jax.data.order import repeated_places
 from vit_jax.devices import meshes
 from vit_jax.export.run import export_run
 from vit_jax.models import registry

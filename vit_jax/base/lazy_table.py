@@ -55,5 +55,5 @@ class LazyTable(MutableMapping, Generic[T]):
     def imported(self) -> Iterator[T]:
         """The entries whose modules are imported already, by whomever."""
         for name in list(self._entries):
-            if self._places.get(name, "").partition(":")[0] in ("", *sys.modules):
+            if name not in self._places or self._places[name].partition(":")[0] in sys.modules:
                 yield self[name]

@@ -217,8 +217,10 @@ def read_own(
     description: dict,
     model_config: classifier.ClassifierConfig,
     sharding: jax.sharding.Sharding,
+    *,
+    judged: bool = False,
 ) -> Own | None:
-    """What the objective of a run owns; `None` unless its model answers by that.
+    """What the objective of a run owns; `None` unless its model answers by that, or is `judged` by it.
 
     Args:
       folder, description: of the checkpoint.
@@ -226,7 +228,8 @@ def read_own(
       sharding: of all arrays.
     """
     objective = schema.fill(default_config(), description["config"]).objective
-    if not objectives.find_objective(objective)[0].own_answers:
+    kind, _ = objectives.find_objective(objective)
+    if not (kind.own_answers or (judged and kind.own_judged)):
         return None
     networks = trained_networks(description, model_config)
     parts = abstract_own(networks, description)

@@ -52,6 +52,7 @@ def prepare() -> None:
     completes the set. SOURCE --verify alone reads a prepared data set back, and the exit code is 1 if
     anything is wrong with it. SOURCE --index alone stores beside files of records where these are, if that is not
     stored yet: for sets in buckets, tar files and TFRecord, which otherwise the first start does.
+    SOURCE --tokenizer=8000 --out=FILE trains a tokenizer on the captions of pairs of images and texts.
     """
     flags.DEFINE_string("out", None, "the folder to make")
     flags.DEFINE_list("splits", [], "which splits, e.g. train[:99%],validation; by default all")
@@ -91,6 +92,9 @@ def prepare() -> None:
     )
     flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
     flags.DEFINE_bool("index", False, "store where the records of the set are")
+    flags.DEFINE_integer(
+        "tokenizer", 0, "train a tokenizer of so many tokens on the captions; 0: no", lower_bound=0
+    )
     cli.define_json()
     (source, *more) = cli.parse_flags("SOURCE")
     if more or not (FLAGS.out or FLAGS.verify or FLAGS.index):
@@ -109,6 +113,15 @@ def prepare() -> None:
             places.locate(FLAGS[flag].value, f"--{flag}")
     if not FLAGS.out:
         places.locate(source, "DIR")
+
+    if FLAGS.tokenizer:
+        if not FLAGS.out:
+            raise flags.Error("--tokenizer needs --out=FILE, such as tokenizer.json")
+        from vit_jax.data.preparation import tokenizer
+
+        trained = tokenizer.train_tokenizer(source, FLAGS.out, FLAGS.tokenizer)
+        cli.print_result(trained, tokenizer.text(trained))
+        return
 
     from vit_jax.data.preparation import index
     from vit_jax.data.preparation.prepare import prepare, text

@@ -25,9 +25,11 @@ def evaluate() -> None:
     cli.define_checkpoint()
     cli.define_model()
     flags.DEFINE_list(
-        "evaluators", [], "instead of the run's own: accuracy, classification, few_shot, knn"
+        "evaluators",
+        [],
+        "instead of the run's own: accuracy, classification, few_shot, knn, zero_shot",
     )
-    flags.DEFINE_string("suite", "", "imagenet, few_shot or knn, instead of evaluators")
+    flags.DEFINE_string("suite", "", "imagenet, few_shot, knn or zero_shot, instead of evaluators")
     flags.DEFINE_string("data_dir", "", "suite: where its data sets are; by default as TFDS has it")
     flags.DEFINE_bool(
         "follow", False, "evaluate each checkpoint of the run as it appears, until the run is done"

@@ -1,17 +1,63 @@
-"""1-D relative attention (ViT §D.4; arXiv 1803.02155 §3.2): an embedding for every distance between two
-patches, which queries meet as if it were one more key.
+"""What positions add to attention's logits. 1-D relative attention (ViT §D.4; arXiv 1803.02155 §3.2): an embedding for
+every distance between two patches, which queries meet as if it were one more key. Relative position bias (BEiT,
+arXiv 2106.08254): a number for every distance down and across, whatever the query.
 """
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-def bias(table: jax.Array) -> jax.tree_util.Partial:
-    """What `attend` adds to the logits for a table of embeddings: see `logits`. It is a function of
-    the queries, so that the backward pass stores the table instead of a number for each pair of tokens.
+def bias(table: jax.Array, config) -> jax.tree_util.Partial:
+    """What `attend` adds to the logits for a layer's table: see `logits`, or for `config.position=bias2d`
+    `bias_of_pairs`. It is a function of the queries, so that the backward pass stores the table instead of a number
+    for each pair of tokens.
     """
-    return jax.tree_util.Partial(logits, table)
+    function = logits if config.position == "relative" else _bias_function(tuple(config.grid))
+    return jax.tree_util.Partial(function, table)
+
+
+@functools.cache
+def _bias_function(grid: tuple[int, int]) -> Callable:
+    """(table, scaled queries (B, T, H, C)) -> (B, H, T, T); the same object for a grid, as jit compares it."""
+
+    def added(table, q):
+        pairs = bias_of_pairs(table, grid, q.shape[1])
+        return jnp.broadcast_to(pairs, (q.shape[0], *pairs.shape))
+
+    return added
+
+
+def bias_of_pairs(table: jax.Array, grid: tuple[int, int], tokens: int) -> jax.Array:
+    """The number of each pair of tokens.
+
+    Args:
+      table: ((2h - 1)(2w - 1), H) or with three rows more, float32; row by row the distances from a key to a query
+        down, and in each those across; then from another token to a patch, from a patch to one, and between two.
+      grid: h, w of the patches.
+      tokens: T >= hw, of which the last hw are the patches.
+
+    Returns:
+      (H, T, T) float32, of which [i, j] is of query i and key j.
+    """
+    (rows, columns), heads = grid, table.shape[1]
+    count = (2 * rows - 1) * (2 * columns - 1)
+    spread = table[:count].reshape(2 * rows - 1, 2 * columns - 1, heads)
+    down, across = (np.arange(n)[:, None] - np.arange(n) + n - 1 for n in grid)
+    # Rows, then columns: whole rows are gathered, and in the backward pass few are scattered.
+    pairs = spread[down][:, :, across].transpose(4, 0, 2, 1, 3)
+    pairs = pairs.reshape(heads, rows * columns, rows * columns)
+    others = tokens - rows * columns
+    if not others:
+        return pairs
+    to_patch, from_patch, between = table[count:, :, None, None]
+    first = jnp.broadcast_to(to_patch, (heads, others, rows * columns))
+    left = jnp.broadcast_to(from_patch, (heads, rows * columns, others))
+    corner = jnp.broadcast_to(between, (heads, others, others))
+    return jnp.block([[corner, first], [left, pairs]])
 
 
 def logits(table: jax.Array, q: jax.Array) -> jax.Array:

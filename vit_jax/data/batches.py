@@ -8,6 +8,7 @@ devices, in `loader.py`.
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -16,9 +17,12 @@ from vit_jax.data import crops, views
 from vit_jax.data.decoding import decode
 from vit_jax.data.labels.masks import ClassTable, LabelMap, mask_table
 from vit_jax.data.options import Data
-from vit_jax.data.order import BatchSpec, crop_draws, order_of, repeated_places
-from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
+from vit_jax.data.order import BatchSpec, crop_draws, example_ids, repeated_places
+from vit_jax.data.record import BadImage, DataError, Record, Source, check_bad_images, soft_labels
 from vit_jax.models.contract import GRID
+
+if TYPE_CHECKING:
+    from vit_jax.data.texts import TextRows
 
 # (index of an example, its place in the part that is filled, or None if it is not in there) -> the
 # record. Raises as the source does.
@@ -57,7 +61,8 @@ def specs(
       `several_views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
-      Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`.
+      Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`. Where captions are
+      learned from, `tokens` (B, L) int32.
     """
     batches = []
     for variant in views.variants(config):
@@ -71,6 +76,8 @@ def specs(
         elif num_classes and not masks:
             soft = multi_label or (config.pseudo.teacher and config.pseudo.soft)
             shapes["label"] = ((rows, num_classes), np.float32) if soft else ((rows,), np.int32)
+        if texts := _text_rows(config):
+            shapes["tokens"] = (rows, texts.length), np.int32
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
         if batch not in batches:
             batches.append(batch)
@@ -96,7 +103,7 @@ class TrainBatches:
     def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
         self.source, self._seed = source, config.seed
         self._data, self._variants = config.data, views.variants(config)
-        self._variant = views.make_choice(config, len(source))
+        self._variant, self._texts = views.make_choice(config, len(source)), _text_rows(config)
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
@@ -107,7 +114,9 @@ class TrainBatches:
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill, of a step."""
         variant = self._variants[self._variant(step)]
-        return _empty(self.source, len(self.layout(step)[0]), variant.data, variant.shapes)
+        rows = len(self.layout(step)[0])
+        batch = _empty(self.source, rows, variant.data, variant.shapes)
+        return batch | self._texts.empty(rows) if self._texts else batch
 
     def layout(self, step: int) -> tuple[np.ndarray, int]:
         """The rows that this process fills of a step's batch, and how many that has."""
@@ -151,8 +160,12 @@ class TrainBatches:
         draws: list,
         outs: dict[str, np.ndarray],
     ) -> None:
-        """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
+        """Cuts an image and its mask, or all of its views from pixels that are decoded once; makes tokens of a
+        caption.
+        """
         image, name = example.image, example.name
+        if self._texts:
+            self._texts.fill(outs["tokens"], example, draws[-1][0])
         if variant.data.native_tokens:
             from vit_jax.data import native_sizes
 
@@ -172,10 +185,11 @@ class TrainBatches:
 
     def _plan(self, step: int) -> tuple[list, list, list]:
         """For the rows of a step: where their examples stand in the order, which these are, and the
-        random numbers of their crops, of each view.
+        random numbers of their crops, of each view, and of captions after these.
         """
         positions = self._start(step) + self.layout(step)[0]
         count = max((view.numbers.stop for view in self._variants[0].views), default=1)
+        count += self._texts is not None
         draws = [crop_draws(self._seed, positions, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 
@@ -295,20 +309,33 @@ class EvalBatches:
         decode.eval_crop(image, self._data, name=name, out=outs["image"], label_map=labels)
 
 
+def order_of(source: Source, seed: int, sampling: str) -> Callable[[np.ndarray], np.ndarray]:
+    """The function that gives the examples at positions of the line, both (n,) int64.
+
+    Args:
+      source: the examples; for 'balanced' its labels must be known, one for each example.
+      seed: of the order.
+      sampling: as in `config.data.sampling`.
+    """
+    if sampling == "balanced":
+        from vit_jax.data.balanced import Balanced
+
+        return Balanced(seed, source.labels)
+    return functools.partial(example_ids, seed, num_examples=len(source))
+
+
+def _text_rows(config: BatchSpec) -> "TextRows | None":
+    """What makes tokens of captions, where an objective learns from these."""
+    options = getattr(config, "objective", None)
+    if not getattr(options, "tokenizer", ""):
+        return None
+    from vit_jax.data.texts import TextRows
+
+    return TextRows(options)
+
+
 def _reader_of(source: Source) -> Read:
     return lambda index, place: source[index]
-
-
-def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
-    """Raises `DataError` if more than `most` images for training or evaluation, which `kind` says,
-    could not be read; `bad` has their names and the reasons.
-    """
-    if len(bad) > most:
-        some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
-        raise DataError(
-            f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
-            "Repair or remove them, or allow more."
-        )
 
 
 def pass_over(error: BadImage, config_data: Data) -> None:

@@ -20,15 +20,11 @@ from jax.sharding import NamedSharding
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import crops, views
-from vit_jax.data.batches import (
-    EvalBatches,
-    TrainBatches,
-    check_bad_images,
-)
+from vit_jax.data.batches import EvalBatches, TrainBatches
 from vit_jax.data.options import Data
 from vit_jax.data.order import BatchSpec, data_step
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
-from vit_jax.data.record import DataError, Source
+from vit_jax.data.record import DataError, Source, check_bad_images
 from vit_jax.devices import local
 
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is excluded from evaluation"}

@@ -7,16 +7,14 @@ example, and a run through the data set takes as many times more steps. With bal
 epoch is as long, but has every class equally often.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from vit_jax.data import crops
 from vit_jax.data.options import Augment, Data, Pseudo
-from vit_jax.data.record import Source
 
 _ROUNDS = 8
 
@@ -47,52 +45,6 @@ class BatchSpec(Protocol):
     def pseudo(self) -> Pseudo: ...
     @property
     def eval(self) -> EvalBatchSize: ...
-
-
-def order_of(source: Source, seed: int, sampling: str) -> Callable[[np.ndarray], np.ndarray]:
-    """The function that gives the examples at positions of the line, both (n,) int64.
-
-    Args:
-      source: the examples; for 'balanced' its labels must be known, one for each example.
-      seed: of the order.
-      sampling: as in `config.data.sampling`.
-    """
-    if sampling == "balanced":
-        return Balanced(seed, source.labels)
-    return functools.partial(example_ids, seed, num_examples=len(source))
-
-
-class Balanced:
-    """The examples at positions of the line, classes equally often.
-
-    Of the N examples, n_k belong to class k of the K classes that occur. An epoch has N positions;
-    class k has c_k of them, N / K rounded up or down so that they add up to N. The examples of a
-    class stand in a circle in an order that the seed shuffles once. Every epoch takes the next c_k
-    of the circle, so that over epochs all examples of a class come equally often; where they come
-    within the epoch, the epoch's permutation of N decides, as in uniform sampling.
-    """
-
-    def __init__(self, seed: int, labels: np.ndarray):
-        size = len(labels)
-        _, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        shuffled = permuted(np.arange(size), size, (seed, _CIRCLES))
-        self._seed, self._counts = seed, counts
-        # The circles one after the other, and where each begins.
-        self._circles = np.lexsort((shuffled, labels))
-        self._begins = np.cumsum(counts) - counts
-        # Numbers in an epoch: class k has those from share k to share k + 1.
-        self._shares = np.arange(len(counts) + 1) * size // len(counts)
-
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
-        epochs = positions // len(self._circles)
-        numbers = example_ids(self._seed, positions, len(self._circles))
-        classes = np.searchsorted(self._shares, numbers, side="right") - 1
-        first, taken = self._shares[classes], np.diff(self._shares)[classes]
-        on_circle = (epochs * taken + numbers - first) % self._counts[classes]
-        return self._circles[self._begins[classes] + on_circle]
-
-
-_CIRCLES = 2**32 - 1  # no epoch, and no seed: a key of its own
 
 
 def batch_indices(

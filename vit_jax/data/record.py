@@ -26,7 +26,8 @@ class Record:
       image: an encoded image, or pixels (H, W, C), see `decode.decode`.
       label: the class; of a multi-label source, a tuple of classes, which may be empty; of one with
         `soft_labels`, the probabilities of all, (classes,) float32; of one with `masks`, an encoded mask
-        or an array (H, W), or what `segments.PanopticTable` takes; `None` where the source has no labels.
+        or an array (H, W), or what `segments.PanopticTable` takes; of a source of pairs its captions, a
+        tuple of texts; `None` where the source has no labels.
       name: what error messages call it: a file, or a place in a data set.
     """
 
@@ -141,3 +142,15 @@ def decoding(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise BadImage(name, reason(error)) from None
+
+
+def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
+    """Raises `DataError` if more than `most` images for training or evaluation, which `kind` says,
+    could not be read; `bad` has their names and the reasons.
+    """
+    if len(bad) > most:
+        some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
+        raise DataError(
+            f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
+            "Repair or remove them, or allow more."
+        )

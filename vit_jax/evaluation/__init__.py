@@ -30,6 +30,8 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
         "early_exit": "vit_jax.evaluation.early_exit.evaluator:EarlyExit",
         "patch_sizes": "vit_jax.evaluation.patch_sizes:PatchSizes",
         "imagenet_c": "vit_jax.evaluation.corruptions:Corruptions",
+        "retrieval": "vit_jax.evaluation.retrieval:Retrieval",
+        "zero_shot": "vit_jax.evaluation.zero_shot:ZeroShot",
         "segmentation": "vit_jax.evaluation.segmentation:Segmentation",
     }
 )

@@ -9,6 +9,7 @@ from absl import logging
 
 from vit_jax import evaluation
 from vit_jax.base import logs
+from vit_jax.checkpoints import reading
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config
 from vit_jax.devices import meshes
@@ -17,6 +18,7 @@ from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch, held
 from vit_jax.evaluation.forward import normalized_as
 from vit_jax.evaluation.leakage import judged_images
 from vit_jax.models import registry
+from vit_jax.objectives import find_objective
 
 
 def evaluate_run(
@@ -45,6 +47,7 @@ def evaluate_run(
       ConfigError: the data does not go with the model, there is no such evaluator, or it is not
         known how images are normalised.
     """
+    run = with_own(run)
     judges, absent = make_judges(run, config, suite, data_dir, logits_of)
     trained = evaluated(run)
     mesh, all_metrics = meshes.replica_mesh(), {}
@@ -67,6 +70,7 @@ def make_judges(
 
     They serve any checkpoint of the run, and compile what they compute once.
     """
+    run = with_own(run)
     config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
     definition, _ = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes or run.own else ()
@@ -90,8 +94,19 @@ def make_judges(
     return judges, absent
 
 
+def with_own(run: TrainedModel) -> TrainedModel:
+    """`run` with what its evaluators need of its objective, where the model answers without it."""
+    if run.own or not find_objective(run.config.objective)[0].own_judged:
+        return run
+    description = reading.read_description(run.directory)
+    whole = meshes.replicated(meshes.replica_mesh())
+    own = reading.read_own(run.directory, description, run.model_config, whole, judged=True)
+    return dataclasses.replace(run, own=own)
+
+
 def evaluated(run: TrainedModel) -> EvaluatedModel:
     """The model of a run, as evaluators take it."""
+    run = with_own(run)
     own = {"own": run.own.weights} if run.own else {}
     return EvaluatedModel(registry.split(run.model)[1], **own)
 

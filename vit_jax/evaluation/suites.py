@@ -57,6 +57,11 @@ SUITES: dict[str, tuple[Part, ...]] = {
     evaluator: tuple(Part(n.partition("/")[2], evaluator, n) for n in FEW_SHOT)
     for evaluator in ("few_shot", "knn")
 }
+# Sets that TFDS has with a test split and names of classes.
+_ZERO_SHOT = (
+    "imagenet2012", "cifar10", "cifar100", "caltech101", "cars196", "dtd", "oxford_flowers102", "oxford_iiit_pet",
+)  # fmt: skip
+SUITES["zero_shot"] = tuple(Part(name, "zero_shot", name) for name in _ZERO_SHOT)
 
 
 def make(

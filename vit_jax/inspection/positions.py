@@ -13,6 +13,7 @@ from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.positions import joined
 from vit_jax.pictures import tiles
 
+_KINDS = {"relative": "distances", "bias2d": "biases"}  # what tables of positions in attention hold
 _MOST_TABLES, _MOST_TILES = 4, 16  # pictures; tiles in a row or column of one
 
 
@@ -35,8 +36,8 @@ def offsets(table: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, tuple[int, int]]]:
-    """(name, what it is, the table, grid) of all positions of a model: rows of patches (n, D), of
-    distances (2n - 1, C).
+    """(name, what it is, the table, grid) of all positions of a model: rows of patches (n, D), of distances
+    (2n - 1, C), biases of distances down and across ((2h - 1)(2w - 1), heads).
     """
     named = {}
     for part in context.weights:
@@ -55,10 +56,14 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
         layers = array if patterns.is_stacked(name) else array[None]
         for number in spread(len(layers), _MOST_TABLES):
             table = layers[number].reshape(-1, array.shape[-1])
-            relative = getattr(network, "position", "") == "relative"
-            kind = "distances" if relative else "rows"
+            kind = _KINDS.get(getattr(network, "position", ""), "rows")
             label = _in_words(words) + (f", layer {number + 1}" if len(layers) > 1 else "")
-            yield label, kind, table if relative else table[-grid[0] * grid[1] :], tuple(grid)
+            rows, columns = grid
+            if kind == "rows":
+                table = table[-rows * columns :]
+            elif kind == "biases":
+                table = table[: (2 * rows - 1) * (2 * columns - 1)]
+            yield label, kind, table, tuple(grid)
     if getattr(context.config, "position", "") == "sincos2d":
         table = sincos_2d(context.config.grid, context.config.width)[0]
         yield "fixed sines and cosines", "rows", table, context.config.grid
@@ -77,6 +82,14 @@ def inspect(context: InspectionContext) -> Section:
             picture = tiles.matrix(
                 f"Similarity of relative positions to distance 0 ({label})",
                 similarities, tiles.Bar(-1, 1, "cosine", "diverging"),
+                x="patches to the right", y="patches down", first=(1 - rows, 1 - columns),
+            )  # fmt: skip
+        elif kind == "biases":
+            similarities = table.mean(axis=1).reshape(2 * rows - 1, 2 * columns - 1)
+            most = float(np.abs(similarities).max()) or 1.0
+            picture = tiles.matrix(
+                f"Bias of attention's logits, mean of the heads ({label})",
+                similarities, tiles.Bar(-most, most, "bias", "diverging"),
                 x="patches to the right", y="patches down", first=(1 - rows, 1 - columns),
             )  # fmt: skip
         else:
@@ -99,6 +112,10 @@ def inspect(context: InspectionContext) -> Section:
         "distances": (
             "Relative positions have no table of patches: the picture shows, for each distance down "
             "and across, how alike its embedding is to that of distance 0, in the middle."
+        ),
+        "biases": (
+            "Positions are a number added to attention's logits for each distance from key to query, down and "
+            "across: the picture shows its mean over the heads."
         ),
     }
     section.text = " ".join(texts[kind] for kind in sorted(kinds)) or (

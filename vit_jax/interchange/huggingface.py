@@ -46,6 +46,8 @@ _OF_PROCESSORS = {
     "Siglip": {"resample": 3},
     "DINOv3ViT": _IMAGENET,
     "EfficientNet": {"resample": 3},
+    "Beit": {"resample": 3, "size": 224},
+    "Tipsv2": {"do_normalize": False, "size": 448},
 }
 # Which of them a file that names none is for, by the beginning of config.json's `model_type`; else ViT's.
 _OF_MODELS = {
@@ -55,6 +57,10 @@ _OF_MODELS = {
     "siglip2": "Siglip2",
     "siglip": "Siglip",
     "clip": "CLIP",
+    "aimv2": "CLIP",
+    "beit": "Beit",
+    "data2vec": "Beit",
+    "tipsv2": "Tipsv2",
     "bit": "Bit",
     "efficientnet": "EfficientNet",
 }

@@ -113,6 +113,7 @@ def published_text(rows: list[dict]) -> str:
 # By timm's classes, those that are no ViTs.
 _FAMILY = {
     "CrossVit": "crossvit",
+    "Cait": "cait",
     "MlpMixer": "mixer",
     "ResNetV2": "resnet",
     "EfficientNet": "efficientnet",
@@ -128,6 +129,7 @@ _MODELS = (
         lambda size, dagger: f"CrossViT-{size}{'-dagger' if dagger else ''}",
     ),
     (r"crossvit_(tiny|small|base)_", lambda size: f"CrossViT-{_CROSSVIT[size]}"),
+    (r"cait_(\w+?)_", lambda size: f"CaiT-{size.upper()}"),
     (r"tf_efficientnet_(b[0-7]|l2)", lambda size: f"EfficientNet-{size.upper()}"),
 )
 _CROSSVIT = {"tiny": "Ti", "small": "S", "base": "B"}

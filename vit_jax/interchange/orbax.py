@@ -1,6 +1,7 @@
 """Our own checkpoint directories as one format among others, written as step 0 of a run."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -37,6 +38,8 @@ NAME = "orbax"
 # The key under which a description keeps what is needed to write the format that the weights came
 # from.
 LAYOUT, ASSUMED = "layout", "assumed"
+# A model of at most so many bytes is read in one go: one array of it takes as long.
+_AT_ONCE = 2**26
 
 
 def recognises(file: CheckpointFile) -> bool:
@@ -60,8 +63,17 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         )
 
     def arrays(part: str, tree: dict) -> dict:
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+        at_once = size <= _AT_ONCE and jax.process_count() == 1
+
+        @functools.cache
+        def whole() -> dict[str, np.ndarray]:
+            return patterns.named(reading.read_parts(folder, {part: tree}, description)[part])
+
         def lazy(name: str, leaf) -> LazyArray:
             def read() -> np.ndarray:
+                if at_once:
+                    return whole()[name].copy()
                 return reading.read_array(folder, part, tree, name)
 
             array = LazyArray(leaf.shape, np.dtype(leaf.dtype), read)

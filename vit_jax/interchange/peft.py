@@ -194,7 +194,7 @@ def _with_head(model: _InTransformers, trained: Mapping[str, LazyArray]) -> _InT
     stated = checkpoint.layout.get("config", {})
     stated = stated | model.conversion.config_json(config, checkpoint.layout)
     # What a pooler gives no classifier reads.
-    shapes = {name: shape for name, shape in model.shapes.items() if "pooler." not in name}
+    shapes = {name: shape for name, shape in model.shapes.items() if "pooler.dense" not in name}
     shapes |= {name: tuple(tensor.shape) for name, tensor in trained.items()}
     detected = model.conversion.recognise(shapes, stated)
     config = formats.configure(type(config), vars(config), detected.options)

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from vit_jax.interchange.formats import LoadedCheckpoint
 
 # What stands before the names of a tower, by the class that has it.
-_TOWER = re.compile(r"(vit|deit|dinov2|dinov2_with_registers|vision_model|model)\.")
+_TOWER = re.compile(
+    r"(vit|deit|beit|data2vec_vision|ijepa|dinov2|dinov2_with_registers|vision_model|model)\."
+)
 _LAYERS = re.compile(r"(encoder\.)?layers?\.(?=\d)")
 # Of transformers 4, and of the code of 5.
 _MODULES = (

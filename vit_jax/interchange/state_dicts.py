@@ -19,9 +19,10 @@ from vit_jax.interchange.conversions import skips
 from vit_jax.interchange.conversions.skips import Skip, matching
 from vit_jax.models.classifier import ClassifierConfig
 
-# Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
+# Averaged weights come first: those are what a script evaluates. A teacher is an average, too, and so is the target of
+# I-JEPA and MSN.
 KEYS = (
-    "state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher",
+    "state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher", "target_encoder",
     "state_dict", "model_state_dict", "model", "module", "net", "network", "student",
 )  # fmt: skip
 # What scripts and wrappers put before all names of a model.

@@ -19,12 +19,18 @@ from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOpt
 from vit_jax.models import published
 
 NAME = "timm"
-# Families of timm that are not read, and what the names of tensors of no other have.
+# Families of timm that are not read: what the names of tensors of no other have, and why they are no plain ViTs.
 _NOT_READ = {
-    "BEiT": r"(^|\.)relative_position_bias_table$",
-    "CaiT": r"(^|\.)blocks_token_only\.",
-    "ConvNeXt": r"(^|\.)stages\.\d+\.(blocks\.\d+\.conv_dw|\d+\.dwconv)\.weight$",
-}
+    "ConvNeXt": (
+        r"stages\.\d+\.(blocks\.\d+\.conv_dw|\d+\.dwconv)\.weight$", "is of convolutions, without attention",
+    ),
+    "Hiera": (r"blocks\.\d+\.proj\.weight$", "pools its tokens and widens them from stage to stage"),
+    "Swin": (
+        r"layers\.\d+\.blocks\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.0\.weight)$",
+        "attends in shifted windows and merges its patches from stage to stage",
+    ),
+    "MobileCLIP": (r"patch_embed\.backbone\.0\.conv\.weight$", "makes tokens by convolutions with batch norms"),
+}  # fmt: skip
 _STATED = (*vit_arguments.NOT_IN_TENSORS, "image_size")
 
 
@@ -85,11 +91,11 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
 
 def _refuse_other_families(file: CheckpointFile) -> None:
     """Raises `CheckpointError` for a family that has much in common with ViTs, and is not read."""
-    for family, pattern in _NOT_READ.items():
-        if name := next((n for n in file.tensors if re.search(pattern, n)), ""):
+    for family, (pattern, reason) in _NOT_READ.items():
+        if name := next((n for n in file.tensors if re.search(rf"(^|\.){pattern}", n)), ""):
             raise CheckpointError(
-                f"{file.path} holds a model of the family {family} (it has {name}), which is not read: see 'vit_jax "
-                "models --published' for those that are"
+                f"{file.path} holds a model of the family {family} (it has {name}), which {reason}: it is not read. "
+                "See 'vit_jax models --published' for those that are"
             )
 
 

@@ -81,6 +81,7 @@ def layouts(config: classifier.ClassifierConfig) -> dict[str, Layout]:
     own, size = network(config), tuple(map(float, sizes.height_width(config.image_size)))
     rows, columns = grid(config)
     class_token = getattr(own, "pool", "token") in ("token", "token_mean")
+    class_token = getattr(own, "class_token_attends", class_token)  # in the layers of patches
     all_layouts = [
         Layout("attention", (rows, columns), size, class_token),
         Layout("row_attention", (1, columns), (0.0, size[1]), False),

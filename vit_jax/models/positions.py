@@ -10,19 +10,15 @@ are added. What is computed of images before that is in `embeddings`.
   sinusoid    fixed ones of the row number in a table, which a checkpoint has: T2T's.
   relative    1-D relative attention: an embedding for every distance p_q - p_k of two patches' places
               in that row, as a further key; queries meet it as they do keys: q·(k + e) / √C.
+  bias2d      relative position bias (BEiT, 2106.08254): for every distance down and across, and every head,
+              a number that is added to the logits; three more to, from and among tokens that are no patches.
 
 They are added at the stem, after the patch embedding, or at the beginning of every layer, in each its
-own or in all the same. Relative ones act in attention, so in every layer.
+own or in all the same. The last two act in attention, so in every layer: see `relative_positions`.
 
-Where the paper says nothing: an embedding of a distance has the size of a head, and all heads of a layer
-share it (1803.02155 §3.4); tokens that are no patches have no distance; all that is learned begins as
-the 1-D table of the official code, normal with 0.02.
-
-At another resolution, learned2d's tables are interpolated along their axis, which is what would become
-of the 2-D table that they make together. A table of distances is one of distances down and across, in
-which those share a row that are as far apart in the row of all patches: so spread out, it is interpolated
-as a table of (2h - 1, 2w - 1) places, and each new distance takes the mean over the pairs of patches that
-are so far apart.
+Where the paper says nothing, all that is learned begins as the 1-D table of the official code, normal
+with 0.02. At another resolution, learned2d's tables are interpolated along their axis, which is what would
+become of the 2-D table that they make together.
 """
 
 import math
@@ -37,7 +33,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier
 from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids, spread_sincos_2d
 
-KINDS = ("learned", "learned2d", "factorized", "sincos2d", "fixed2d", "relative", "none")
+IN_LOGITS = ("relative", "bias2d")  # kinds that act in attention
+KINDS = ("learned", "learned2d", "factorized", "sincos2d", "fixed2d", *IN_LOGITS, "none")
 _TABLES = ("learned", "sinusoid", "fixed2d")
 WITH_PREFIX = (*_TABLES, "learned2d", "factorized")  # kinds with rows for learned tokens
 PLACES = ("auto", "stem", "layers", "shared")
@@ -55,7 +52,7 @@ def place(kind: str, at: str) -> str:
     """
     if kind == "none":
         return ""
-    usual = "layers" if kind == "relative" else "stem"
+    usual = "layers" if kind in IN_LOGITS else "stem"
     level = usual if at == "auto" else at
     # What is fixed is the same in every layer.
     fixed = kind in ("sincos2d", "sinusoid", "fixed2d")
@@ -79,13 +76,13 @@ def check_positions(config: classifier.ClassifierConfig) -> None:
         raise ConfigError(
             f"model.position=none has nothing to add at model.position_at={at}: leave that at auto"
         )
-    if kind == "relative" and at == "stem":
+    if kind in IN_LOGITS and at == "stem":
         raise ConfigError(
-            "model.position=relative acts in attention, so in every layer: model.position_at is layers or shared"
+            f"model.position={kind} acts in attention, so in every layer: model.position_at is layers or shared"
         )
-    if kind == "relative" and config.attention not in ("auto", "xla"):
+    if kind in IN_LOGITS and config.attention not in ("auto", "xla"):
         raise ConfigError(
-            f"model.position=relative adds to the attention logits, which the kernel of model.attention="
+            f"model.position={kind} adds to the attention logits, which the kernel of model.attention="
             f"{config.attention} cannot do: take auto or xla"
         )
 
@@ -105,8 +102,10 @@ def variables(
             return _draw((1, config.prefix + patches, config.width), rngs)
         case "learned2d" | "factorized":
             return Learned2d(config, rngs)
-        case "relative":
-            return _draw((2 * patches - 1, config.width // config.heads), rngs)
+        case "relative" | "bias2d":
+            from vit_jax.models import relative_positions
+
+            return _draw(relative_positions.table_shape(config), rngs)
     return None
 
 
@@ -153,9 +152,9 @@ def table(learned, config: classifier.ClassifierConfig, dtype, places=None) -> j
 
 def of_layer(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
     """What is added to the tokens: (1, T, D), with rows of zeros for tokens without a position; of relative
-    positions, the embeddings of distances.
+    positions, their table.
     """
-    if config.position == "relative":
+    if config.position in IN_LOGITS:
         return learned[...]
     added = table(learned, config, dtype, places)
     placeless = jnp.zeros((1, config.tokens - added.shape[1], config.width), dtype)
@@ -192,43 +191,13 @@ def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
         return classifier.fit_positions(source, target, resize)
     if part == "position/tokens" or source.grid == target.grid:
         return None
-    if source.position == "relative":
-        return resize, lambda x: interpolate_distances(x, source.grid, target.grid, method=resize)
+    if source.position in IN_LOGITS:
+        from vit_jax.models import relative_positions
+
+        return resize, relative_positions.resizing(source, target, resize)
     axis = 1 if part == "position/x" else 0
     old, new = ((1, config.grid[axis]) for config in (source, target))
     return resize, lambda x: interpolate(x, new, method=resize, old_grid=old)
-
-
-def interpolate_distances(
-    table: np.ndarray, old_grid: tuple[int, int], new_grid: tuple[int, int], *, method: str
-) -> np.ndarray:
-    """Embeddings of distances for another resolution, as described above.
-
-    Args:
-      table: (2N - 1, C), of the patches of `old_grid`, rows and columns.
-      new_grid: with N' patches.
-      method: see `embeddings.interpolate`.
-
-    Returns:
-      (2N' - 1, C) in the dtype of `table`.
-    """
-    spread = table[_distances(old_grid)].reshape(1, -1, table.shape[1])
-    old, new = ([2 * side - 1 for side in grid] for grid in (old_grid, new_grid))
-    spread = interpolate(spread, tuple(new), method=method, old_grid=tuple(old))[0]
-    rows, columns = (side - np.abs(np.arange(1 - side, side)) for side in new_grid)
-    pairs = np.outer(rows, columns).reshape(-1, 1)  # so many patches are that far apart
-    index = _distances(new_grid).ravel()
-    total = np.zeros((2, 2 * math.prod(new_grid) - 1, table.shape[1]))
-    np.add.at(total[0], index, pairs * spread.astype(np.float64))
-    np.add.at(total[1], index, pairs)
-    return (total[0] / total[1]).astype(table.dtype)
-
-
-def _distances(grid: tuple[int, int]) -> np.ndarray:
-    """(2h - 1, 2w - 1): which row of a table of distances is for so many rows and columns."""
-    rows, columns = grid
-    down, across = np.arange(1 - rows, rows), np.arange(1 - columns, columns)
-    return down[:, None] * columns + across + rows * columns - 1
 
 
 def _draw(shape: tuple[int, ...], rngs: nnx.Rngs) -> nnx.Param:

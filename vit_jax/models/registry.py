@@ -39,6 +39,7 @@ _ZOO = {
     "localvit": ("vit_jax.models.zoo.localvit", "LocalViT-"),
     "crossvit": ("vit_jax.models.zoo.crossvit", "CrossViT-"),
     "t2t": ("vit_jax.models.zoo.t2t", "T2T-ViT"),
+    "cait": ("vit_jax.models.zoo.cait", "CaiT-"),
     "dynamic_vit": ("vit_jax.models.zoo.dynamic_vit", "DVT-"),
     "feed_forward": ("vit_jax.models.zoo.feed_forward", "FF-"),
     "efficientnet": ("vit_jax.models.zoo.efficientnet", "EfficientNet-"),

@@ -29,6 +29,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
     # The rate of dropout after the positions; `None` for a family without dropout.
     dropout: ClassVar[float | None] = None
     epsilon: ClassVar[float] = 1e-6  # of the layer norms
+    constant_drop_path: ClassVar[bool] = False  # whether `drop_path` is that of all blocks
 
     patch: int = classifier.patch_option()
     depth: int = option(12, "number of blocks", minimum=1, role="size")
@@ -98,7 +99,7 @@ class StackedModel(classifier.Classifier):
         classifier.check_images(images, config)
         key = draw_key(rngs, deterministic, config.dropout or 0.0, config.drop_path)
         first_key, key = (None, key) if config.dropout is None else split(key, 2)
-        depths = by_depth(config.drop_path, config.depth, key)
+        depths = by_depth(config.drop_path, config.depth, key, constant=config.constant_drop_path)
         training = not deterministic and not config.fixed_statistics
         x = self.place(self.embed(images, training))
         x = self.to_blocks(dropout(x, config.dropout or 0.0, first_key))

@@ -23,6 +23,7 @@ OBJECTIVES: LazyTable[type[Objective]] = LazyTable(
         "dino": "vit_jax.objectives.dino.dino:Dino",
         "distill": "vit_jax.objectives.distill:Distill",
         "features": "vit_jax.objectives.features.features:Features",
+        "image_text": "vit_jax.objectives.image_text.image_text:ImageText",
         "segmentation": "vit_jax.objectives.segmentation.segmentation:Segmentation",
     }
 )

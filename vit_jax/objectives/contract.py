@@ -184,6 +184,7 @@ class Objective:
       takes_native: whether `image` may be a `contract.PatchBatch`, images at sizes of their own.
       own_answers: whether a trained model answers by what the objective owns too, so that evaluation and
         prediction load that with it.
+      own_judged: whether evaluators need what the objective owns, where the model answers without it.
       evaluator: the evaluator of runs that name none; '': `accuracy` with labels, `loss` without.
     """
 
@@ -194,6 +195,7 @@ class Objective:
     needs_masks: ClassVar[bool] = False
     takes_native: ClassVar[bool] = False
     own_answers: ClassVar[bool] = False
+    own_judged: ClassVar[bool] = False
     evaluator: ClassVar[str] = ""
 
     def __init__(self, options: Any, context: ObjectiveContext):

@@ -2,6 +2,7 @@
 `vit_jax plan` finds by compiling it.
 """
 
+import functools
 import math
 import time
 
@@ -67,8 +68,9 @@ def _bytes(tree) -> int:
     return sum(x.dtype.itemsize * math.prod(x.shape) for x in jax.tree.leaves(tree))
 
 
+@functools.cache
 def _product_rate() -> float:
-    """Operations a second of a float32 product of large matrices on this CPU, the best of a few."""
+    """Operations a second of a float32 product of large matrices on this CPU, the best of a few, measured once."""
     a = np.ones((_SIDE, _SIDE), np.float32)
     times = []
     for _ in range(3):

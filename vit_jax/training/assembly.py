@@ -212,12 +212,16 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
 
         permute.check_patches(typed.data)
     views.variants(typed)
-    objective, _ = objectives.find_objective(typed.objective)
+    objective, options = objectives.find_objective(typed.objective)
     model_config = model_config_of(typed, typed.model.num_classes or 1)
     if typed.data.native_tokens:
         from vit_jax.data import native_sizes
 
         typed = native_sizes.for_training(typed, objective.takes_native, model_config)
+    if hasattr(options, "tokenizer"):
+        from vit_jax.data import texts
+
+        typed = texts.for_run(typed, options)
     teachers = [("objective.teacher", getattr(typed.objective, "teacher", ""))]
     teachers += [
         ("objective.teachers", path) for path in getattr(typed.objective, "teachers", None) or ()

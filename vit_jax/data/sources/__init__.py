@@ -14,7 +14,6 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import AUTO, Data
 from vit_jax.data.record import BadImage, DataAbsent, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.splits import SplitError
@@ -33,6 +32,8 @@ OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
         "digits_few": "vit_jax.data.sources.digits:open_few",
         "digit_scenes": "vit_jax.data.sources.digit_scenes:open_digit_scenes",
         "digit_things": "vit_jax.data.sources.digit_scenes:open_digit_things",
+        "digit_pairs": "vit_jax.data.sources.digit_pairs:open_digit_pairs",
+        "pairs": "vit_jax.data.sources.pairs:open_pairs",
         "masks": "vit_jax.data.sources.masks:open_masks",
         "folder": "vit_jax.data.sources.folder:open_folder",
         "prepared": "vit_jax.data.sources.prepared:open_prepared",
@@ -42,7 +43,7 @@ OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
     }
 )
 _COUNTED = 1 << 20  # labels at a time: numpy.bincount makes them 8 bytes each
-_WITHOUT_PATH = ("digits", "digits_few", "digit_scenes", "digit_things")
+_WITHOUT_PATH = ("digits", "digits_few", "digit_pairs", "digit_scenes", "digit_things")
 
 
 def register(name: str, opener: Callable[..., DataSet]) -> None:
@@ -111,30 +112,12 @@ def open_train(config_data: Data) -> Source:
     _check_readable(source, config_data, "training")
     labels = source.labels
     if config_data.sampling == "balanced":
-        _check_balanced(source, labels, config_data)
+        from vit_jax.data.balanced import check_balanced
+
+        check_balanced(source, labels, config_data)
     if labels is not None:
         _warn_of_empty_classes(source.classes, labels, config_data)
     return source
-
-
-def _check_balanced(source: Source, labels: Labels, config_data: Data) -> None:
-    """Raises `ConfigError` unless every example has one label, which is known before it is read."""
-    if isinstance(labels, np.ndarray):
-        return
-    if not source.classes:
-        why = "these have no labels"
-    elif source.multi_label:
-        why = "these have several each"
-    elif mask_table(source):
-        why = "these are masks"
-    elif config_data.name == "mixture":
-        why = "a mixture's are not known: weight its sets instead"
-    else:
-        why = "these are in the records: store the data set again with 'vit_jax prepare'"
-    raise ConfigError(
-        f"config.data.sampling = 'balanced' needs the label of every example of {config_data.name!r} before "
-        f"it is read, and {why}"
-    )
 
 
 def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data: Data) -> None:

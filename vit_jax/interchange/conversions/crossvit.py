@@ -14,7 +14,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import contract, pytorch
 from vit_jax.interchange.conversions.rules import Rule
-from vit_jax.interchange.conversions.vit_timm import ratio, timm_size
+from vit_jax.interchange.conversions.vit_new_timm import ratio, timm_size
 from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
 from vit_jax.models.zoo import crossvit
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import contract, resnet, vit_flax, vit_timm
+from vit_jax.interchange.conversions import contract, resnet, vit_flax, vit_new_timm, vit_timm
 from vit_jax.interchange.conversions.rules import Rule
 from vit_jax.models.preprocessing import Preprocessing
 from vit_jax.models.zoo import resnet as backbones
@@ -92,7 +92,7 @@ class Timm(vit_timm.Timm):
             raise CheckpointError(
                 f"timm has no hybrid with units {config.units}: write a .safetensors file"
             )
-        arguments = vit_timm.arguments(config, layout)
+        arguments = vit_new_timm.arguments(config, layout)
         if not config.units:
             arguments["patch_size"] = config.patch
         return _IN_TIMM[config.units], arguments

@@ -19,7 +19,7 @@ from vit_jax.interchange.conversions import (
     translation,
     vit_flax,
     vit_timm,
-    vit_towers,
+    vit_tower_names,
 )
 from vit_jax.interchange.conversions.contract import Beside, ObjectiveConversion
 from vit_jax.interchange.conversions.rules import Rule
@@ -195,7 +195,7 @@ def find_decoder(
 def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
     """Which tensors of a format are which parameters of `objectives.mae.Own`, and its `position`."""
     if format == "huggingface":
-        table = vit_towers.rules(decoder, {"kind": "vit_mae", "prefix": ""})
+        table = vit_tower_names.rules(decoder, {"kind": "vit_mae", "prefix": ""})
     else:
         conversion = vit_timm.Timm()
         table = conversion.rules(decoder, conversion.layout(decoder))

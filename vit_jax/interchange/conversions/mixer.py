@@ -11,7 +11,8 @@ from typing import Any
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import contract, flax, pytorch
 from vit_jax.interchange.conversions.rules import Rule
-from vit_jax.interchange.conversions.vit_timm import activation, ratio, timm_size
+from vit_jax.interchange.conversions.vit_new_timm import ratio, timm_size
+from vit_jax.interchange.conversions.vit_timm import activation
 from vit_jax.models.preprocessing import Preprocessing
 from vit_jax.models.zoo import mixer
 

@@ -9,7 +9,10 @@ from vit_jax.interchange.conversions.contract import ObjectiveConversion
 from vit_jax.objectives.contract import Objective
 
 # Modules that have a dict `CONVERSIONS`, by the objective's class.
-_PLACES = {"vit_jax.objectives.mae:Mae": "vit_jax.interchange.conversions.mae"}
+_PLACES = {
+    "vit_jax.objectives.mae:Mae": "vit_jax.interchange.conversions.mae",
+    "vit_jax.objectives.image_text.image_text:ImageText": "vit_jax.interchange.conversions.text_towers",
+}
 
 
 def objective_conversions(kind: type[Objective]) -> Mapping[str, ObjectiveConversion]:

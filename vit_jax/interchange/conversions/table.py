@@ -37,6 +37,7 @@ _PLACES = {
         "authors": "vit_jax.interchange.conversions.crossvit:Authors",
         "timm": "vit_jax.interchange.conversions.crossvit:Timm",
     },
+    "cait": {"timm": "vit_jax.interchange.conversions.cait:Timm"},
     "t2t": {"authors": "vit_jax.interchange.conversions.t2t:Authors"},
     "dynamic_vit": {"authors": "vit_jax.interchange.conversions.dynamic_vit:Authors"},
     "feed_forward": {"authors": "vit_jax.interchange.conversions.feed_forward:Authors"},

@@ -1,10 +1,10 @@
-"""The arguments of timm's VisionTransformer, Eva and NaFlexVit, as options of our ViT."""
+"""The arguments of timm's VisionTransformer, Eva, Beit and NaFlexVit, as options of our ViT."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import vit_naflex
+from vit_jax.interchange.conversions import vit_beit, vit_naflex
 
 Options = dict[str, Any]
 
@@ -20,8 +20,8 @@ POOLS = {"token": "token", "avg": "mean", "map": "map"}
 ROPES = {"cat": "axial", "dinov3": "centred", "mixed": "mixed"}
 NORMS = {"LayerNorm": "layer", "layernorm": "layer", "RmsNorm": "rms", "rmsnorm": "rms"}
 VIT, DISTILLED, EVA = "VisionTransformer", "VisionTransformerDistilled", "Eva"
-NAFLEX = "NaFlexVit"
-KINDS = (VIT, DISTILLED, EVA, NAFLEX)
+BEIT, NAFLEX = "Beit", "NaFlexVit"
+KINDS = (VIT, DISTILLED, EVA, BEIT, NAFLEX)
 # Options that no tensor shows, and what timm takes by default.
 NOT_IN_TENSORS = {
     "heads": None,
@@ -43,7 +43,7 @@ OF_NAFLEX = ("native_resize", "native_aspect")  # those of them that only NaFlex
 
 
 def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
-    """The options of timm's VisionTransformer, Eva or NaFlexVit with these arguments. `rope_columns_first` says
+    """The options of timm's VisionTransformer, Eva, Beit or NaFlexVit with these arguments. `rope_columns_first` says
     that columns turn the first channels.
 
     Raises:
@@ -57,16 +57,16 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         value = metadata.get(name)
         return default if value is None else value
 
-    eva, naflex = kind == EVA, kind == NAFLEX
+    eva, beit, naflex = kind == EVA, kind == BEIT, kind == NAFLEX
     width, depth = take("embed_dim", 768), take("depth", 12)
     heads = take("num_heads", 12)
-    pool = take("global_pool", "avg" if eva else "map" if naflex else "token")
+    pool = take("global_pool", "avg" if eva or beit else "map" if naflex else "token")
     class_token = take("class_token", not naflex)
     registers = take("num_reg_tokens" if eva else "reg_tokens", 0)
     norm = take("norm_layer", "LayerNorm")
     activation = take("act_layer", "gelu")
-    gated, hidden = _mlp(take, eva, width)
-    activation = "silu" if eva and gated else activation
+    gated, hidden = _mlp(take, eva or beit, width)
+    activation = "silu" if (eva or beit) and gated else activation
     known = [(pool, POOLS, "global_pool"), (activation, ACTIVATIONS, "act_layer")]
     known += [(norm, NORMS, "norm_layer")]
     for value, names, name in known:
@@ -95,7 +95,10 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
     if naflex:
         options |= vit_naflex.options_from_arguments(take, options) | _no_rope()
     else:
-        options |= (_eva if eva else _vit)(take, options, metadata)
+        if beit:
+            options |= vit_beit.options_from_arguments(take, options) | _no_rope()
+        else:
+            options |= (_eva if eva else _vit)(take, options, metadata)
         options |= {name: NOT_IN_TENSORS[name] for name in OF_NAFLEX}
     if options.get("map_mlp_dim") == options["mlp_dim"]:
         options["map_mlp_dim"] = 0
@@ -114,11 +117,11 @@ _HARMLESS = {
 }  # fmt: skip
 
 
-def _mlp(take, eva: bool, width: int) -> tuple[bool, int]:
+def _mlp(take, of_eva: bool, width: int) -> tuple[bool, int]:
     """Whether the MLPs have a gate, and the size of their hidden layer."""
     ratio = 4.0 if (given := take("mlp_ratio", 4.0)) is None else given
     hidden = int(width * ratio)
-    if eva:
+    if of_eva:
         aligned = take("swiglu_align_to", 0)
         gated = take("swiglu_mlp", False)
         return gated, hidden + (-hidden % aligned if aligned and gated else 0)

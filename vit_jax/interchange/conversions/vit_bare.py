@@ -7,7 +7,7 @@ is transformers' default of that class, except the heads: those of the published
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.interchange.conversions import contract, vit_timm, vit_towers
+from vit_jax.interchange.conversions import contract, vit_new_timm, vit_towers
 
 _PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "model.")
 
@@ -98,7 +98,7 @@ def _dinov2(shapes: contract.Shapes, at: str, layer: str) -> dict[str, Any]:
     hidden = shapes[f"{layer}mlp.{'weights_out' if gated else 'fc2'}.weight"][1]
     ratio: float = 4
     if hidden != (vit_towers.gated_size(4 * width) if gated else 4 * width):
-        ratio = vit_timm.ratio(hidden * 3 // 2 if gated else hidden, width)
+        ratio = vit_new_timm.ratio(hidden * 3 // 2 if gated else hidden, width)
     head = "ForImageClassification" if "classifier.bias" in shapes else "Model"
     return {
         "model_type": "dinov2_with_registers" if registers else "dinov2",

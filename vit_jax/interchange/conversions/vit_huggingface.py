@@ -8,7 +8,7 @@ and what they are here:
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
@@ -18,6 +18,7 @@ from vit_jax.interchange.conversions import (
     vit_config_json,
     vit_new_towers,
     vit_options,
+    vit_tower_names,
     vit_towers,
 )
 from vit_jax.interchange.conversions.contract import DetectedModel, HuggingFaceConversion, Shapes
@@ -73,10 +74,18 @@ class HuggingFace(HuggingFaceConversion):
         options, layout = detected.options | {"heads": heads}, detected.layout | {"bare": stated}
         return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
 
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """Some classes of BEiT and ViT-MSN have parts of their network without the prefix of its embedding."""
+        result = super().canonical(names)
+        prefixes = ("vit.", "beit.", "data2vec_vision.")
+        at = next((p for p in prefixes if f"{p}embeddings.cls_token" in result), "")
+        parts = ("encoder.", "layernorm.") if at else ()
+        return {name: at + new if new.startswith(parts) else new for name, new in result.items()}
+
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
         if "kind" in layout:
-            return vit_towers.rules(config, layout)
+            return vit_tower_names.rules(config, layout)
         prefix = layout["prefix"]
         ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
         attention = f"{theirs}.attention.attention"

@@ -26,13 +26,22 @@ _PARTS = {
     ),
     "clip": ("pre_norm", "patch_bias", "last_norm", "keep_class_token"),
     "siglip": ("crop_to_patches",),
+    "beit": ("layer_scale", "key_bias", "last_norm", "keep_class_token", "position_at"),
 }  # fmt: skip
-_NAMES = {"dinov2": "DINOv2", "dinov3_vit": "DINOv3", "clip": "CLIP", "siglip": "SigLIP"}
+_NAMES = {
+    "dinov2": "DINOv2",
+    "dinov3_vit": "DINOv3",
+    "clip": "CLIP",
+    "siglip": "SigLIP",
+    "beit": "BEiT",
+}
 _TO_TIMM = "to keep it as it is, convert with --to=timm"
 
 
 def kind_of(config: PublishedViTConfig) -> str:
     """The kind of a model that is no ViT or DeiT of transformers, as in `vit_towers`; '' if it is one."""
+    if config.position == "bias2d":
+        return "beit"
     if config.rope == "centred":
         return "dinov3_vit"
     if config.layer_scale == "all":
@@ -70,12 +79,15 @@ def refusal(config: PublishedViTConfig, kind: str) -> str:
         "norms without biases": not config.norm_bias,
         f"mlp_dim={config.mlp_dim} with activation={config.activation!r}": kind == "dinov2"
         and _other_mlp(config),
-        f"{config.position} positions in layers": config.position_place not in ("", "stem"),
+        f"{config.position} positions in layers": kind != "beit"
+        and config.position_place not in ("", "stem"),
+        "biases of keys": kind == "beit" and config.qkv_bias and config.key_bias,
         f"{config.position} positions beside rotary ones": kind == "dinov3_vit"
         and config.position != "none",
         "weighted_layers": config.weighted_layers,
-        "QKV projections without biases": kind in ("clip", "siglip") and not config.qkv_bias,
-        "registers": kind in ("clip", "siglip") and config.registers,
+        "QKV projections without biases": kind in ("clip", "siglip", "beit")
+        and not config.qkv_bias,
+        "registers": kind in ("clip", "siglip", "beit") and config.registers,
         "patches with a bias before a norm": kind == "clip" and config.patch_bias,
     }
     missing = [part for part, lacking in lacks.items() if lacking]
@@ -104,6 +116,10 @@ def _refused_head(config: PublishedViTConfig, kind: str) -> str:
                     f"transformers' CLIP {head} reads pool={wanted[0]!r} and last_norm={wanted[1]!r} beside a class "
                     f"token, this model {reads}: fine-tune with these"
                 )
+        case "beit":
+            known = {("mean", "pooled"), ("token", "tokens")}
+            if (config.pool, config.last_norm) not in known or not config.has_class_token:
+                return f"transformers' BEiT reads no {reads}"
         case "siglip":
             wanted = "mean" if config.num_classes else "map"
             if config.pool != wanted:
@@ -124,7 +140,7 @@ def expressed(
     """An equivalent model that the kind can express: learned positions with a class row, and for DINOv2 a head of the
     class token and the mean.
     """
-    if kind == "dinov3_vit":
+    if kind in ("dinov3_vit", "beit"):
         return config, params
     config, params = vit_flax.with_learned_position(config, params)
     config, params = vit_flax.with_class_row(config, params)
@@ -141,6 +157,8 @@ def config_json(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
     """What config.json says of a new file."""
     if kind.startswith("dinov2"):
         return _dinov2(config, kind)
+    if kind == "beit":
+        return _beit(config)
     metadata = vit_config_json.config_fields(config) | {"intermediate_size": config.mlp_dim}
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "qkv_bias"):
         metadata.pop(name)
@@ -169,6 +187,22 @@ def config_json(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
         "architectures": [f"{name}ForImageClassification"],
         "model_type": kind,
         "vision_config": metadata | {"model_type": vision},
+    }
+
+
+def _beit(config: PublishedViTConfig) -> dict[str, Any]:
+    """`config_json` of BEiT."""
+    shared = config.position_place == "shared"
+    fields = vit_config_json.config_fields(config)
+    fields.pop("qkv_bias")
+    return fields | {
+        "architectures": [f"Beit{'ForImageClassification' if config.num_classes else 'Model'}"],
+        "model_type": "beit",
+        "intermediate_size": config.mlp_dim,
+        "layer_scale_init_value": config.layer_scale_init if config.layer_scale == "all" else 0.0,
+        "use_relative_position_bias": not shared,
+        "use_shared_relative_position_bias": shared,
+        "use_mean_pooling": config.pool == "mean",
     }
 
 

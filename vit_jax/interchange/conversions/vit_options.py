@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import vit_naflex
+from vit_jax.interchange.conversions import vit_beit, vit_naflex
 from vit_jax.interchange.conversions.contract import Open, Shapes, count_layers
 from vit_jax.interchange.conversions.vit_arguments import (
     ACTIVATIONS,
+    BEIT,
     EVA,
     KINDS,
     NAFLEX,
@@ -81,6 +82,8 @@ def from_tensors(shapes: Shapes) -> Options:
         "last_norm": "pooled" if pooled else "tokens" if tokens else "none",
         "position": "learned" if "pos_embed" in shapes else "none",
     }
+    if vit_beit.bias_table(shapes):
+        options |= vit_beit.options_from_tensors(shapes)
     if "pos_embed_x" in shapes:
         options |= {"position": "factorized"}
     if "attn_pool.latent" in shapes:
@@ -97,6 +100,8 @@ def _class_of(shapes: Shapes) -> str:
     """timm's class that alone has such names; '' where several have them."""
     if vit_naflex.is_naflex(shapes):
         return NAFLEX
+    if vit_beit.bias_table(shapes):
+        return BEIT
     if any(f"blocks.0.{n}" in shapes for n in ("gamma_1", "attn.q_bias", "attn.q_proj.weight")):
         return EVA
     return VIT if "blocks.0.ls1.gamma" in shapes else ""
@@ -176,6 +181,8 @@ def _stated(arguments: Mapping[str, Any]) -> bool:
 def _kind(arguments: Mapping[str, Any]) -> str:
     if any(name.startswith("pos_embed_") for name in arguments):
         return NAFLEX
+    if any(name.endswith("rel_pos_bias") for name in arguments):
+        return BEIT
     of_eva = any(name.startswith(("use_", "rope_", "swiglu", "num_reg")) for name in arguments)
     return EVA if of_eva else VIT
 
@@ -212,7 +219,7 @@ def _by_comparison(
     has_class = "cls_token" in shapes
     from_file |= {"class": has_class, "map": tensor_options.get("pool") == "map"}
     from_file |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
-    from_file |= {"naflex": of_class == NAFLEX}
+    from_file |= {"naflex": of_class == NAFLEX, "beit": of_class == BEIT}
     alike = _published_with(from_file)
     if not alike:
         alike = _published_with({n: v for n, v in from_file.items() if n not in _SIZES})
@@ -302,7 +309,7 @@ def _known() -> list[tuple[str, Options]]:
             continue
         has_class = options["pool"] == "token" or options["keep_class_token"]
         from_file = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
-        from_file |= {"naflex": known.kind == NAFLEX}
+        from_file |= {"naflex": known.kind == NAFLEX, "beit": known.kind == BEIT}
         all_options.append((name, options | from_file))
     return all_options
 

@@ -1,6 +1,7 @@
 """ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …), its Eva (also DINOv3,
-Perception Encoders, …) and its NaFlexVit (`vit_naflex`). What their arguments say is in `vit_arguments`, what tensors
-and names in `vit_options`; here is which tensor is which parameter.
+Perception Encoders, …), its Beit (`vit_beit`) and its NaFlexVit (`vit_naflex`). What their
+arguments say is in `vit_arguments`, what tensors and names in `vit_options`, what new files say in `vit_new_timm`; here
+is which tensor is which parameter.
 """
 
 import math
@@ -13,7 +14,9 @@ from vit_jax.interchange.conversions import (
     contract,
     pytorch,
     vit_arguments,
+    vit_beit,
     vit_naflex,
+    vit_new_timm,
     vit_options,
 )
 from vit_jax.interchange.conversions.rules import SAME, Rule, reordered
@@ -22,25 +25,9 @@ from vit_jax.models import published
 from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
-_POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
-_ROPES = {ours: theirs for theirs, ours in vit_arguments.ROPES.items()}
-# Layers and the epsilon of norms are no JSON: architectures that have them, by class, norm, its epsilon, whether
-# blocks norm what they give, and the MLP's names (see `Timm.layout`).
-_BASES = {
-    ("vit", "layer", 1e-6, False, ""): "vit_base_patch16_224",
-    ("vit", "layer", 1e-5, False, ""): "vit_base_patch16_clip_224",
-    ("vit", "layer", 1e-6, False, "packed"): "vit_giant_patch14_dinov2",
-    ("vit", "rms", 1e-5, False, "separate"): "aimv2_large_patch14_224",
-    ("vit", "layer", 1e-6, True, ""): "vit_base_patch16_rpn_224",
-    ("eva", "layer", 1e-6, False): "eva_giant_patch14_224",
-    ("eva", "layer", 1e-5, False): "vit_pe_core_base_patch16_224",
-    ("eva", "rms", 1e-6, False): "vit_base_patch16_sapiens2",
-    ("eva", "layer", 1e-6, True): "eva02_enormous_patch14_clip_224",
-}
-
 
 class Timm(contract.TimmConversion):
-    """VisionTransformer, Eva and NaFlexVit."""
+    """VisionTransformer, Eva, Beit and NaFlexVit."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
     # The names of DINOv2's and DINOv3's own code, which splits the blocks into chunks while training.
@@ -86,7 +73,9 @@ class Timm(contract.TimmConversion):
         gamma = layout.get("layer_scale") == "gamma"
         scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
         pool = "attn_pool"
-        own = [pytorch.convolution("embedding", "patch_embed.proj"), Rule("position", "pos_embed")]
+        biased = config.position == "bias2d"
+        table = vit_beit.table_rules(config) if biased else [Rule("position", "pos_embed")]
+        own = [pytorch.convolution("embedding", "patch_embed.proj"), *table]
         return [
             *(vit_naflex.rules(config) if layout.get("naflex") else own),
             Rule("embedding/bias", "patch_embed.proj.bias"),
@@ -138,7 +127,7 @@ class Timm(contract.TimmConversion):
         'separate' ones; `qkv` may be 'separate' too; `rope_columns_first`, see `rotary_channels`; `naflex` is true of
         NaFlexVit.
         """
-        eva = _is_eva(config)
+        eva = vit_new_timm.is_eva(config)
         packed = eva and not config.mlp_inner_norm
         naflex = vit_naflex.layout() if vit_naflex.is_naflex_model(config) else {}
         return naflex | {
@@ -152,6 +141,8 @@ class Timm(contract.TimmConversion):
         naflex = vit_naflex.is_naflex_model(config)
         if naflex and (reason := vit_naflex.refusal(config)):
             return reason
+        if config.position == "bias2d":
+            return vit_beit.refusal(config)
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
         if config.epsilon not in (1e-6, 1e-5):
@@ -159,7 +150,7 @@ class Timm(contract.TimmConversion):
                 f"timm computes with epsilon = 1e-06 or 1e-05, this model with {config.epsilon!r}. To accept the "
                 "other numbers, pass --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
             )
-        if config.pool not in _POOLS:
+        if config.pool not in vit_new_timm.POOLS:
             return f"timm has no pooling {config.pool!r}"
         if config.rope_registers:
             return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
@@ -180,7 +171,8 @@ class Timm(contract.TimmConversion):
         """Positions are learned, where there are any beside rotary ones; with registers that have none, the
         class token has none either.
         """
-        if config.position == "none" and _is_eva(config):
+        alone = config.position == "none" and vit_new_timm.is_eva(config)
+        if alone or config.position == "bias2d":
             return config, params
         naflex = vit_naflex.is_naflex_model(config)
         if config.position != "factorized":
@@ -201,114 +193,7 @@ class Timm(contract.TimmConversion):
     def architecture(
         self, config: PublishedViTConfig, layout: Mapping[str, Any]
     ) -> tuple[str, dict]:
-        return architecture(config, layout, arguments(config, layout))
-
-
-def architecture(
-    config: PublishedViTConfig, layout: Mapping[str, Any], metadata: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """`TimmConversion.architecture` for such arguments."""
-    metadata = metadata | {"patch_size": config.patch}
-    if layout.get("naflex"):
-        own = {"img_size", "no_embed_class", "scale_attn_norm"}
-        metadata = {name: value for name, value in metadata.items() if name not in own}
-        return "naflexvit_base_patch16_gap", metadata | vit_naflex.arguments(config)
-    if config.distilled:
-        return "deit_base_distilled_patch16_224", metadata
-    kind = (config.norm, config.epsilon, config.norm_after)
-    eva = _is_eva(config, layout)
-    base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, layout.get("mlp") or ""))
-    unscaled = eva and config.norm == "rms" and config.layer_scale == "none"
-    if base is None or unscaled or (config.patch_norm and "aimv2" not in base):
-        raise CheckpointError(
-            f"timm builds no model with norm={config.norm!r}, epsilon={config.epsilon:g}, norm_after="
-            f"{config.norm_after}, gated_mlp={config.gated_mlp} and patch_norm={config.patch_norm} by a name: write a "
-            ".safetensors file"
-        )
-    return base, metadata
-
-
-def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of timm's VisionTransformer or Eva, except patch size and what is no JSON."""
-    if config.representation:
-        raise CheckpointError(
-            "timm has had no layer before the head since version 0.8: write a .safetensors file"
-        )
-    hidden = config.mlp_dim * (
-        2 if not _is_eva(config, layout) and layout.get("mlp") == "packed" else 1
-    )
-    if config.patch_bias == config.pre_norm:
-        raise CheckpointError(
-            "timm's patch embeddings have a bias just where there is no norm before the blocks: write a "
-            ".safetensors file"
-        )
-    common = {
-        "img_size": timm_size(config.image_size),
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
-        "mlp_ratio": ratio(hidden, config.width),
-        "class_token": config.has_class_token,
-        "global_pool": _POOLS[config.pool],
-        "qkv_bias": config.qkv_bias,
-        "qk_norm": config.qk_norm,
-        "no_embed_class": not config.prefix,
-    }
-    return common | (_eva_arguments if _is_eva(config, layout) else _vit_arguments)(config, layout)
-
-
-def _vit_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "init_values": config.layer_scale_init if config.layer_scale != "none" else 0,
-        "fc_norm": config.last_norm == "pooled",
-        "final_norm": config.last_norm != "none",
-        "reg_tokens": config.registers,
-        "pre_norm": config.pre_norm,
-        "proj_bias": config.projection_bias,
-        "scale_attn_norm": config.attention_inner_norm,
-        "scale_mlp_norm": config.mlp_inner_norm,
-        "pool_include_prefix": config.pool_prefix,
-        "act_layer": config.activation,
-    }
-
-
-def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-    if config.activation != ("silu" if config.gated_mlp else "gelu") or not config.projection_bias:
-        raise CheckpointError(
-            "timm's Eva has the activation gelu, or with a gate silu, and biases: write a .safetensors file"
-        )
-    if config.placed_tokens and config.pool_prefix != (config.pool == "map"):
-        raise CheckpointError(
-            "timm's Eva pools the class token by attention, and leaves it out of a mean: write a .safetensors file"
-        )
-    rope = config.rope != "none"
-    columns = config.rope == "mixed" or layout.get("rope_columns_first")
-    scaled = {} if config.layer_scale == "none" else {"init_values": config.layer_scale_init}
-    return scaled | {
-        "num_reg_tokens": config.registers,
-        "qkv_fused": layout.get("qkv") != "separate",
-        "attn_type": "rope" if config.key_bias and config.qkv_bias else "eva",
-        "swiglu_mlp": config.gated_mlp,
-        "swiglu_align_to": int(layout.get("mlp") == "separate"),
-        "scale_mlp": config.mlp_inner_norm,
-        "scale_attn_inner": config.attention_inner_norm,
-        "attn_only_layer_scale": config.layer_scale == "attention",
-        "use_abs_pos_emb": config.position != "none",
-        "use_rot_pos_emb": rope,
-        "rope_type": _ROPES.get(config.rope, "cat"),
-        "rope_temperature": config.rope_theta,
-        "rope_grid_offset": config.rope_offset,
-        "rope_grid_indexing": "xy" if columns else "ij",
-        "rope_rotate_half": config.rope == "centred",
-        "ref_feat_shape": list(config.rope_grid or config.grid),
-        "use_pre_transformer_norm": config.pre_norm,
-        "use_post_transformer_norm": config.last_norm == "tokens",
-        "use_fc_norm": config.last_norm == "pooled",
-        "use_post_norm": config.norm_after,
-        "attn_pool_num_heads": config.pool_heads,
-        "attn_pool_mlp_ratio": ratio(config.pool_mlp_dim, config.width),
-        "num_kv_heads": config.heads,
-    }
+        return vit_new_timm.architecture(config, layout, vit_new_timm.arguments(config, layout))
 
 
 def recognise(
@@ -336,6 +221,8 @@ def recognise(
             "position_of_class": bool(prefix),
             "position_of_registers": prefix > placed,
         }
+    elif table := vit_beit.bias_table(shapes):
+        options["image_size"] = vit_beit.image_size(table[0], pixels, metadata)
     else:
         size = metadata.get("image_size") or metadata.get("wanted_size")
         if not size:
@@ -352,7 +239,8 @@ def recognise(
         "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     } | ({"naflex": True} if naflex else {})
-    return contract.DetectedModel(options, layout, left, assumed=assumed)
+    left_out = vit_beit.LEFT_OUT if known_options["position"] == "bias2d" else ()
+    return contract.DetectedModel(options, layout, left, left_out, assumed=assumed)
 
 
 def image_options(
@@ -374,22 +262,3 @@ def activation(metadata: Mapping[str, Any]) -> str:
             f"the activation {name!r} is not supported; {', '.join(vit_arguments.ACTIVATIONS)} are"
         )
     return vit_arguments.ACTIVATIONS[name]
-
-
-def _is_eva(config: PublishedViTConfig, layout: Mapping[str, Any] | None = None) -> bool:
-    """Whether it is timm's Eva that can compute a model."""
-    if layout and (layout.get("layer_scale") == "gamma" or layout.get("qkv") == "separate"):
-        return True
-    only_there = config.map_heads or config.map_mlp_dim or config.layer_scale == "attention"
-    return bool(config.rope != "none" or not config.key_bias or only_there)
-
-
-def timm_size(size: sizes.Size) -> int | list[int]:
-    """An image size as timm has it in JSON."""
-    return size if isinstance(size, int) else list(size)
-
-
-def ratio(hidden: int, width: int) -> float:
-    """The factor that timm multiplies `width` with and rounds down, to get `hidden`."""
-    factor = hidden / width
-    return factor if int(width * factor) == hidden else math.nextafter(factor, math.inf)

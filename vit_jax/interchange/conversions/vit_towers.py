@@ -1,5 +1,6 @@
 """Hugging Face's networks that are ViTs under other names: DINOv2 with and without registers, DINOv3,
-MAE's encoder, and the image towers of CLIP, SigLIP and SigLIP 2 (NaFlex at its own number of patches).
+MAE's encoder, BEiT and data2vec-vision, I-JEPA, ViT-MSN, AIMv2, and the image towers of CLIP, SigLIP and SigLIP 2
+(NaFlex at its own number of patches) and TIPSv2.
 
 Left out are what only pre-training needs, text towers, and CLIP's `visual_projection`, which has no
 bias. Files are written again as they were read; new ones are in `vit_new_towers`.
@@ -13,9 +14,8 @@ import numpy as np
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange.conversions import pytorch, vit_config_json
+from vit_jax.interchange.conversions import vit_beit, vit_config_json
 from vit_jax.interchange.conversions.contract import DetectedModel, Shapes
-from vit_jax.interchange.conversions.rules import Constant, Rule, reshaped
 from vit_jax.interchange.conversions.skips import Skip
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
@@ -24,6 +24,20 @@ Fields = dict[str, Any]
 _DINOV2 = {"mlp_ratio": 4, "patch_size": 14, "use_swiglu_ffn": False}
 _SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "vision_use_head": True}
 _CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32}
+_BEIT = {
+    "layer_norm_eps": 1e-12,
+    "layer_scale_init_value": 0.1,
+    "use_absolute_position_embeddings": False,
+    "use_relative_position_bias": False,
+    "use_shared_relative_position_bias": False,
+    "use_mean_pooling": True,
+}
+_TIPS = _DINOV2 | {"image_size": 448, "num_register_tokens": 1}
+_AIM = {
+    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24, "num_attention_heads": 8,
+    "patch_size": 14, "hidden_act": "silu", "rms_norm_eps": 1e-5, "qkv_bias": False, "mlp_bias": False,
+    "use_head": True, "is_native": False,
+}  # fmt: skip
 # What transformers takes where config.json says nothing, by its `model_type`.
 DEFAULTS: dict[str, Fields] = {
     "dinov2": _DINOV2,
@@ -43,6 +57,14 @@ DEFAULTS: dict[str, Fields] = {
         "num_register_tokens": 0,
     },
     "vit_mae": {"layer_norm_eps": 1e-12},
+    "vit_msn": {},
+    "ijepa": {"layer_norm_eps": 1e-12},
+    "beit": _BEIT,
+    "data2vec-vision": _BEIT,
+    "tipsv2": _TIPS,
+    "tipsv2_vision_model": _TIPS,
+    "aimv2": _AIM,
+    "aimv2_vision_model": _AIM,
     "siglip": _SIGLIP,
     "siglip_vision_model": _SIGLIP,
     "siglip2": _SIGLIP | {"num_patches": 256},
@@ -50,7 +72,16 @@ DEFAULTS: dict[str, Fields] = {
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
 }
-_PREFIXES = ("", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.")
+_PREFIXES = (
+    "", "vision_model.", "dinov2.", "dinov2_with_registers.", "vit.", "model.", "beit.", "data2vec_vision.", "ijepa.",
+    "vision_encoder.",
+)  # fmt: skip
+# What a prefix is followed by, of the kernel that embeds patches.
+_PATCHES = (
+    "embeddings.patch_embeddings.projection", "embeddings.patch_embedding", "embeddings.patch_embeddings",
+    "embeddings.patch_embed", "patch_embed.proj",
+)  # fmt: skip
+_ANY_GRID = ("dinov3_vit", "ijepa", "vit_msn")  # which images need not be square for
 
 
 def _place_numbers(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
@@ -70,8 +101,8 @@ def _frequencies(stored: np.ndarray, config: PublishedViTConfig) -> np.ndarray:
 _BESIDE = (
     Skip(r"(.*\.)?mask_token", "stands for patches that pre-training hides, and no image has any"),
     Skip(r"decoder\..*", "predicts hidden patches", "a decoder"),
-    Skip(r"text_model\..*", "reads texts, not images", "the text tower"),
-    Skip("logit_(scale|bias)", "of the loss between images and texts", "the text tower"),
+    Skip(r"text_(model|encoder)\..*", "reads texts, not images", "the text tower"),
+    Skip("logit_(scale|bias)|temperature", "of the loss between images and texts", "the text tower"),
     Skip(r"(text|visual)_projection\.weight", "leads to where images meet texts", "the text tower"),
     Skip(
         r"(.*\.)?embeddings\.position_ids", "rows of the table in their order, 0, 1, …",
@@ -93,8 +124,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     """The model that a file holds, of a `model_type` in `DEFAULTS`."""
     kind, value = metadata["model_type"], _with_defaults(metadata)
     nested = [name for section in _sections(metadata).values() for name in section]
-    names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
-    prefixes = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
+    prefixes = [p for p in _PREFIXES for n in _PATCHES if f"{p}{n}.weight" in shapes]
     if not prefixes:
         raise KeyError("embeddings.patch_embedding.weight")
     layout = {"kind": kind.removesuffix("_vision_model"), "prefix": prefixes[0]}
@@ -106,12 +136,19 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
         "siglip": _siglip,
         "siglip2": _siglip,
         "clip": _clip,
+        "vit_msn": _msn,
+        "ijepa": _ijepa,
+        "beit": _beit,
+        "data2vec-vision": _beit,
+        "tipsv2": _dinov2,
+        "aimv2": _aim,
     }.get(layout["kind"], _plain)
     more, left_out = details_of(shapes, value, prefixes[0])
     if not more.get("registers"):  # DINOv3 keeps a table of none.
         left_out = (*left_out, _NO_REGISTERS)
     # NaFlex has a number of patches in place of a size.
     sized = {"image_size"} if "num_patches" in value else set()
+    sized |= {"layer_norm_eps"} if "rms_norm_eps" in value else set()
     assumed = vit_config_json.assumed(
         {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
@@ -136,7 +173,7 @@ def changed_fields(config: PublishedViTConfig, metadata: Mapping[str, Any]) -> F
 
 def check_square(config: PublishedViTConfig, kind: str) -> None:
     """Raises `CheckpointError` for images that the network of this kind in transformers does not take."""
-    if kind != "dinov3_vit" and len(set(config.height_width)) > 1:
+    if kind not in _ANY_GRID and len(set(config.height_width)) > 1:
         raise CheckpointError(
             f"transformers computes positions of {kind} only for square images, and this model is for "
             f"{sizes.size_text(config.image_size)} pixels: convert with --to=timm, or to orbax"
@@ -149,7 +186,7 @@ def _with_defaults(metadata: Mapping[str, Any]) -> Fields:
     value |= dict(metadata)
     for section in _sections(metadata).values():
         value |= section
-    return value
+    return value | ({"layer_norm_eps": value["rms_norm_eps"]} if "rms_norm_eps" in value else {})
 
 
 def _sections(metadata: Mapping[str, Any]) -> dict[str, Fields]:
@@ -160,6 +197,65 @@ def _sections(metadata: Mapping[str, Any]) -> dict[str, Fields]:
 
 def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
     return {"qkv_bias": value["qkv_bias"]}, ()
+
+
+def _msn(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
+    return _plain(shapes, value, prefix)[0] | _classes(shapes), ()
+
+
+def _ijepa(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
+    return _msn(shapes, value, prefix)[0] | {"pool": "mean"}, ()
+
+
+def _classes(shapes: Shapes) -> Fields:
+    return {"num_classes": shapes.get("classifier.bias", (0,))[0]}
+
+
+def _beit(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
+    kinds = {
+        ("learned", "stem"): value["use_absolute_position_embeddings"],
+        ("bias2d", "layers"): value["use_relative_position_bias"],
+        ("bias2d", "shared"): value["use_shared_relative_position_bias"],
+    }
+    positions = [kind for kind, used in kinds.items() if used] or [("none", "auto")]
+    if len(positions) > 1:
+        raise CheckpointError(
+            "positions of several kinds are not supported: only one of use_absolute_position_embeddings, "
+            "use_relative_position_bias and use_shared_relative_position_bias"
+        )
+    if positions[0][0] == "bias2d" and len(set(sizes.height_width(value["image_size"]))) > 1:
+        raise CheckpointError(
+            f"image_size {value['image_size']}: transformers takes a table of biases that is not square as one of "
+            "columns before rows, and computes other distances than it has: only square images are supported"
+        )
+    mean = value["use_mean_pooling"]
+    norms = ("tokens", f"{prefix}layernorm.weight"), ("pooled", f"{prefix}pooler.layernorm.weight")
+    options = {
+        "position": positions[0][0],
+        "position_at": positions[0][1],
+        "key_bias": False,
+        "layer_scale": "all" if value["layer_scale_init_value"] > 0 else "none",
+        "pool": "mean" if mean else "token",
+        "keep_class_token": mean,
+        "last_norm": next((at for at, name in norms if name in shapes), "none"),
+    }
+    return options | _classes(shapes), vit_beit.LEFT_OUT
+
+
+def _aim(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
+    if value["use_head"] or value["is_native"] or value["qkv_bias"] != value["mlp_bias"]:
+        raise CheckpointError(
+            "AIMv2 is read with use_head = false, is_native = false and the same qkv_bias and mlp_bias; this one says "
+            f"{value['use_head']}, {value['is_native']}, {value['qkv_bias']} and {value['mlp_bias']}"
+        )
+    return {
+        "norm": "rms",
+        "patch_norm": True,
+        "gated_mlp": True,
+        "qkv_bias": value["qkv_bias"],
+        "projection_bias": value["mlp_bias"],
+        "pool": "mean",
+    }, ()
 
 
 def _dinov2(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Skip, ...]]:
@@ -213,144 +309,3 @@ def _clip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[Ski
 def gated_size(hidden: int) -> int:
     """The hidden size of DINOv2's gated MLPs, from that of others."""
     return (int(hidden * 2 / 3) + 7) // 8 * 8
-
-
-def rules(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-    """Which tensors are which parameters, by the kind that `layout` has."""
-    kind, at = layout["kind"], layout["prefix"]
-    own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
-    own |= {"siglip": _rules_clip, "siglip2": _rules_clip}
-    idle = kind == "clip" and config.last_norm == "none"
-    return [
-        *own.get(kind, _rules_bert)(config, kind, at),
-        *pytorch.linear("head", "classifier"),
-        *(_idle_norm(f"{at}post_layernorm", config.width) if idle else ()),
-    ]
-
-
-def _idle_norm(theirs: str, width: int) -> list[Constant]:
-    """The last norm of CLIP, which its classifier does not read."""
-    values = {"weight": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
-    return [Constant(f"{theirs}.{name}", value) for name, value in values.items()]
-
-
-def _rules_bert(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
-    """DINOv2's and MAE's names, which continue those of BERT."""
-    theirs, mae = f"{at}encoder.layer.{{layer}}", kind == "vit_mae"
-    attention = f"{theirs}.attention.attention"
-    norms = ("layernorm_before", "layernorm_after") if mae else ("norm1", "norm2")
-    up = f"{theirs}.intermediate.dense" if mae else f"{theirs}.mlp.fc1"
-    down = f"{theirs}.output.dense" if mae else f"{theirs}.mlp.fc2"
-    if config.gated_mlp:
-        down = f"{theirs}.mlp.weights_out"
-    return [
-        Rule("class_token", f"{at}embeddings.cls_token"),
-        Rule("registers", f"{at}embeddings.register_tokens"),
-        Rule("position", f"{at}embeddings.position_embeddings"),
-        pytorch.convolution("embedding", f"{at}embeddings.patch_embeddings.projection"),
-        Rule("embedding/bias", f"{at}embeddings.patch_embeddings.projection.bias"),
-        *_blocks(
-            config,
-            theirs,
-            norms=norms,
-            qkv=tuple(f"{attention}.{name}" for name in ("query", "key", "value")),
-            out=f"{theirs}.attention.output.dense",
-            up=f"{theirs}.mlp.weights_in" if config.gated_mlp else up,
-            down=down,
-        ),
-        *pytorch.norm("encoder/norm", f"{at}layernorm"),
-    ]
-
-
-def _rules_dinov3(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
-    theirs = f"{at}layer.{{layer}}"
-    gate = (f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
-    return [
-        Rule("class_token", f"{at}embeddings.cls_token"),
-        Rule("registers", f"{at}embeddings.register_tokens"),
-        pytorch.convolution("embedding", f"{at}embeddings.patch_embeddings"),
-        Rule("embedding/bias", f"{at}embeddings.patch_embeddings.bias"),
-        *_blocks(
-            config,
-            theirs,
-            norms=("norm1", "norm2"),
-            qkv=tuple(f"{theirs}.attention.{name}_proj" for name in "qkv"),
-            out=f"{theirs}.attention.o_proj",
-            up=gate if config.gated_mlp else gate[1],
-            down=f"{theirs}.mlp.down_proj",
-        ),
-        *pytorch.norm("encoder/norm", f"{at}norm"),
-    ]
-
-
-def _rules_clip(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
-    """CLIP's and SigLIP's names."""
-    theirs, width = f"{at}encoder.layers.{{layer}}", config.width
-    last = "pool_norm" if config.last_norm == "pooled" else "encoder/norm"
-    patches = f"{at}embeddings.patch_embedding"
-    kernel = pytorch.convolution("embedding", patches)
-    if kind == "siglip2":
-        kernel = Rule("embedding/kernel", f"{patches}.weight", pytorch.flat_patches(config))
-    return [
-        Rule("class_token", f"{at}embeddings.class_embedding", reshaped((1, 1, width), (width,))),
-        Rule(
-            "position",
-            f"{at}embeddings.position_embedding.weight",
-            reshaped((1, -1, width), (-1, width)),
-        ),
-        kernel,
-        Rule("embedding/bias", f"{patches}.bias"),
-        *pytorch.norm("pre_norm", f"{at}pre_layrnorm"),
-        *_blocks(
-            config,
-            theirs,
-            norms=("layer_norm1", "layer_norm2"),
-            qkv=tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv"),
-            out=f"{theirs}.self_attn.out_proj",
-            up=f"{theirs}.mlp.fc1",
-            down=f"{theirs}.mlp.fc2",
-        ),
-        *pytorch.norm(last, f"{at}post_layernorm"),
-        Rule("pool/probe", f"{at}head.probe"),
-        *pytorch.attention(
-            "pool/attention",
-            (f"{at}head.attention.in_proj",),
-            f"{at}head.attention.out_proj",
-            width,
-            config.pool_heads,
-        ),
-        *pytorch.norm("pool/norm", f"{at}head.layernorm"),
-        *pytorch.mlp("pool/mlp", f"{at}head.mlp"),
-    ]
-
-
-def _blocks(
-    config: PublishedViTConfig,
-    theirs: str,
-    *,
-    norms: tuple[str, str],
-    qkv: tuple[str, ...],
-    out: str,
-    up: str | tuple[str, str],
-    down: str,
-) -> list[Rule]:
-    """The rules of a block, from its names."""
-    ours = "encoder/layers"
-    mlp = pytorch.gated if config.gated_mlp else pytorch.linear
-    biases = None if config.key_bias else (f"{qkv[0]}.bias", f"{qkv[2]}.bias")
-    return [
-        *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.{norms[0]}"),
-        *pytorch.attention(
-            f"{ours}/attention",
-            qkv,
-            out,
-            config.width,
-            config.heads,
-            query_value_biases=biases,
-        ),
-        Rule(f"{ours}/attention_scale/scale", f"{theirs}.layer_scale1.lambda1"),
-        *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.{norms[1]}"),
-        *mlp(f"{ours}/mlp/up", up),
-        *pytorch.linear(f"{ours}/mlp/down", down),
-        Rule(f"{ours}/mlp_scale/scale", f"{theirs}.layer_scale2.lambda1"),
-    ]

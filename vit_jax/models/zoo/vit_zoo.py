@@ -113,7 +113,10 @@ class PublishedViT(VisionTransformer):
         self.rope = rotary.variables(config, rngs)
         if config.pre_norm:
             self.pre_norm = self.make_norm(config, rngs)(config.width)
-        return blocks.PublishedEncoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        encoder = blocks.PublishedEncoder
+        if config.token_merging:
+            from vit_jax.models.zoo.merging import MergingEncoder as encoder
+        return encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_pool(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:
         pool = super().make_pool(config, rngs)

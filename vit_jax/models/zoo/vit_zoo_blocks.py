@@ -170,9 +170,9 @@ class PublishedBlock(nnx.Module):
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
         """`__call__` after the positions; `attend` is the attention with biases and angles."""
         y, weights = attend(self.attention_norm(x), key=keys[0])
-        x = _add(x, y, self.attention_scale, rate, keys[1])
+        x = add_residual(x, y, self.attention_scale, rate, keys[1])
         y = self.mlp(self.mlp_norm(x), key=keys[2])
-        return _add(x, y, self.mlp_scale, rate, keys[3]), weights
+        return add_residual(x, y, self.mlp_scale, rate, keys[3]), weights
 
     def place(self, x: jax.Array, position: jax.Array | None) -> tuple:
         """x with positions, and what is added to attention's logits."""
@@ -181,7 +181,7 @@ class PublishedBlock(nnx.Module):
         if self.config.biased_attention:
             from vit_jax.compute import relative
 
-            return x, relative.bias(position)
+            return x, relative.bias(position, self.config)
         return x if position is None else x + position, None
 
 
@@ -190,9 +190,9 @@ class PostNormBlock(PublishedBlock):
 
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
         y, weights = attend(x, key=keys[0])
-        x = _add(x, self.attention_norm(y), self.attention_scale, rate, keys[1])
+        x = add_residual(x, self.attention_norm(y), self.attention_scale, rate, keys[1])
         y = self.mlp_norm(self.mlp(x, key=keys[2]))
-        return _add(x, y, self.mlp_scale, rate, keys[3]), weights
+        return add_residual(x, y, self.mlp_scale, rate, keys[3]), weights
 
 
 class ParallelBlock(PublishedBlock):
@@ -201,9 +201,9 @@ class ParallelBlock(PublishedBlock):
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
         normed = self.attention_norm(x)
         y, weights = attend(normed, key=keys[0])
-        x = _add(x, y, self.attention_scale, rate, keys[1])
+        x = add_residual(x, y, self.attention_scale, rate, keys[1])
         y = self.mlp(normed, key=keys[2])
-        return _add(x, y, self.mlp_scale, rate, keys[3]), weights
+        return add_residual(x, y, self.mlp_scale, rate, keys[3]), weights
 
 
 def make_block(config: classifier.ClassifierConfig, *, dtype, rngs: nnx.Rngs) -> PublishedBlock:
@@ -212,7 +212,7 @@ def make_block(config: classifier.ClassifierConfig, *, dtype, rngs: nnx.Rngs) ->
     return kinds.get(True, PublishedBlock)(config, dtype=dtype, rngs=rngs)
 
 
-def _add(x, y, scale: LayerScale | None, drop_path_rate, key) -> jax.Array:
+def add_residual(x, y, scale: LayerScale | None, drop_path_rate, key) -> jax.Array:
     """x and a residual y, scaled, with stochastic depth."""
     return x + drop_path(y if scale is None else scale(y), drop_path_rate, key)
 

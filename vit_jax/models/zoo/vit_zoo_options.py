@@ -70,7 +70,8 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     position: str = option(
         "learned",
-        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative: in attention's logits",
+        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative, bias2d (BEiT): in "
+        "attention's logits",
         choices=positions.KINDS,
         role="structure",
     )
@@ -177,6 +178,13 @@ class PublishedViTConfig(VisionTransformerConfig):
     layer_scale_init: float = option(
         1e-5, "what these numbers begin as (1e-4 in ViT-5)", may_change=True, published=True
     )
+    token_merging: int = option(
+        0,
+        "patches that each block merges with those most like them (ToMe, 2210.09461): less work after training",
+        minimum=0,
+        may_change=True,
+        published=True,
+    )
     drop_path_by: str = option(
         "depth",
         "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in "
@@ -203,6 +211,10 @@ class PublishedViTConfig(VisionTransformerConfig):
         blocks.check_blocks(self)
         rotary.check_rotation(self)
         positions.check_positions(self)
+        if self.token_merging:
+            from vit_jax.models.zoo import merging
+
+            merging.check_merging(self)
         if self.distilled and self.last_norm != "tokens":
             raise ConfigError(
                 "model.distilled reads class and distillation token with a linear head each: it needs "
@@ -301,7 +313,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     @property
     def biased_attention(self) -> bool:
         """Whether something is added to attention's logits, which the kernels cannot do."""
-        return self.position == "relative"
+        return self.position in positions.IN_LOGITS
 
     @property
     def layers(self) -> dict[str, int]:
@@ -337,6 +349,10 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     def block_flops(self, n: int) -> int:
         """Those of `flops` of all blocks, for `n` tokens."""
+        if self.token_merging:
+            from vit_jax.models.zoo import merging
+
+            return merging.block_flops(self, n)
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
-        return self.depth * (block + 2 * n * n * self.width * self.biased_attention)
+        return self.depth * (block + 2 * n * n * self.width * (self.position == "relative"))

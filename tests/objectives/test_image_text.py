@@ -1,0 +1,91 @@
+"""Learning from images and texts: frozen image towers, both judges, and what cannot be learned from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.evaluation import retrieval, zero_shot
+from vit_jax.evaluation.run import evaluate_run
+from vit_jax.interchange.loading import load_run
+from vit_jax.recipes.user_files import load_config
+from vit_jax.training import loop
+from vit_jax.training.assembly import assemble, resolve
+
+
+def tiny(**objective):
+    config = load_config("image_text:smoke")
+    config.model.update(dict(depth=1, width=16, heads=2, mlp_dim=32, patch=16))
+    config.objective.update(dict(text_depth=1) | objective)
+    config.batch_size, config.duration, config.eval.every = 16, "3 steps", "3 steps"
+    config.log.every, config.checkpoint.every = "1 steps", "3 steps"
+    config.data.eval_split = "test[:24]"
+    return config
+
+
+def test_a_frozen_image_tower_keeps_its_bits_and_learns_nothing(tmp_path):
+    config = resolve(tiny(loss="softmax", text="clip", embed=8))
+    frozen = tiny(loss="softmax", text="clip", embed=8)
+    frozen.optim.freeze = ("(?!objective/).*",)
+    assembly = assemble(resolve(frozen), num_classes=0, examples_per_epoch=100)
+    state = jax.jit(assembly.init)(jax.random.key(0))
+    batch = {
+        "image": jnp.asarray(np.random.default_rng(0).integers(0, 255, (16, 32, 32, 3)), jnp.uint8),
+        "tokens": jnp.asarray(np.random.default_rng(1).integers(3, 200, (16, 16)), jnp.int32)
+        .at[:, 9]
+        .set(1),
+    }
+    step, before = jax.jit(assembly.train_step), jax.device_get(state.params)
+    losses = []
+    for _ in range(3):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    after = jax.device_get(state.params)
+    assert losses[-1] < losses[0]
+    own, old = after.pop("objective"), before.pop("objective")
+    assert all(map(np.array_equal, jax.tree.leaves(after), jax.tree.leaves(before)))
+    assert not np.array_equal(own["text"]["token_table"], old["text"]["token_table"])
+    # No gradient of the image tower is computed.
+    whole = assemble(config, num_classes=0, examples_per_epoch=100)
+
+    def flops(assembly):
+        like = jax.eval_shape(assembly.init, jax.random.key(0))
+        return jax.jit(assembly.train_step).lower(like, batch).cost_analysis()["flops"]
+
+    assert flops(assembly) < flops(whole)
+
+
+def test_a_run_is_judged_by_retrieval_and_by_classes(tmp_path):
+    loop.train(tiny(), tmp_path)
+    run = load_run(tmp_path)
+    assert run.own is None  # the model answers without it
+    again, _ = evaluate_run(run, resolve(run.config))
+    assert again["retrieval/images"] == 24 and again["zero_shot/examples"] == 24
+    assert 0 <= again["retrieval/image_to_text_1"] <= again["retrieval/image_to_text_10"] <= 1
+
+
+def test_recall_counts_the_nearest_right_one():
+    images, texts = np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[[0, 0, 2, 1]]
+    pairs = np.asarray([(0, 0), (0, 1), (1, 2), (2, 3)])
+    found = retrieval.recalls(images, texts, pairs, (1, 3))
+    assert found["image_to_text_1"] == 1 / 3 and found["text_to_image_1"] == 0.5
+    same = np.ones((3, 1), np.float32)  # one vector for all
+    assert retrieval.recalls(same, same, np.asarray([(i, i) for i in range(3)]), (1,)) == {
+        "image_to_text_1": 0.0, "text_to_image_1": 0.0, "images": 3, "texts": 3,
+    }  # fmt: skip
+
+
+def test_prompts_are_canonical_and_wordnet_ids_have_names():
+    assert (
+        zero_shot.prompt("Great_White-Shark", "A photo of the {}!")
+        == "a photo of the great whiteshark"
+    )
+    assert zero_shot.names_of(["n01440764"]) == ["tench"] and zero_shot.names_of(["a"]) == ["a"]
+
+
+def test_one_pair_has_nothing_to_compare_with():
+    config = tiny()
+    config.batch_size = 1
+    with pytest.raises(ConfigError, match="config.batch_size = 1"):
+        assemble(resolve(config), num_classes=0, examples_per_epoch=100)

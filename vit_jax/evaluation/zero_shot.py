@@ -1,0 +1,105 @@
+"""Classes by their names alone: an image is of the class whose texts are nearest (CLIP, arXiv 2103.00020 §3.1; the text
+is made canonical as in big_vision's evaluators/proj/image_text/prompt_engineering).
+"""
+
+import dataclasses
+import re
+import string
+from collections.abc import Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.data import sources
+from vit_jax.evaluation import contract
+from vit_jax.evaluation.both_towers import TwoTowerEvaluator
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
+
+# The seven of CLIP's 80 templates that its authors found to do best on ImageNet.
+TEMPLATES = (
+    "itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}.", "a {} in a video game.",
+    "art of the {}.", "a photo of the small {}.",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShotOptions(contract.EvaluatorOptions):
+    """What `zero_shot` takes."""
+
+    templates: tuple = option(TEMPLATES, "texts of a class, whose name stands for {}")
+    names: tuple = option((), "of the classes, in their order; (): as the data set calls them")
+
+
+class ZeroShot(TwoTowerEvaluator):
+    """`accuracy`, `top5_accuracy` and the number of `examples` of a data set with classes; an image has the class whose
+    texts, averaged over the templates, are nearest.
+    """
+
+    Options = ZeroShotOptions
+
+    def __init__(self, options: ZeroShotOptions, context: EvalContext):
+        super().__init__(options, context)
+        self.source = sources.open_eval(self.config.data)
+        if not self.source.classes or self.source.multi_label:
+            raise ConfigError(
+                f"config.eval.evaluators: 'zero_shot' needs images with one label each, and {self.config.data.name!r} "
+                f"({self.config.data.path or 'no path'}) has none: set its option data, such as "
+                "('zero_shot', {'data': {'name': 'folder', 'path': 'DIR'}})"
+            )
+        count = len(self.source.classes)
+        if options.names and len(options.names) != count:
+            raise ConfigError(
+                f"config.eval.evaluators: zero_shot: names has {len(options.names)}, and the data {count} classes"
+            )
+        if lacking := [text for text in options.templates if "{}" not in text]:
+            raise ConfigError(
+                f"config.eval.evaluators: zero_shot: templates: {lacking[0]!r} has no {{}}, for the name of a class"
+            )
+
+    def metrics(self) -> tuple[str, ...]:
+        return ("accuracy", "top5_accuracy", "examples")
+
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
+        templates = self.options.templates
+        names = self.options.names or names_of(self.source.classes)
+        texts = [prompt(name, template) for name in names for template in templates]
+        vectors = self.text_vectors(texts, trained, mesh, watch)
+        means = vectors.reshape(len(names), len(templates), -1).mean(1)
+        means /= np.linalg.norm(means, axis=1, keepdims=True)
+        images, is_read, labels = self.image_vectors(self.source, trained, mesh, watch)
+        nearest = np.argsort(-(images @ means.T), axis=1, kind="stable")[:, :5]
+        right = (nearest == labels[:, None])[is_read]
+        count = max(1, len(right))
+        return {
+            "accuracy": right[:, 0].sum() / count,
+            "top5_accuracy": right.sum() / count,
+            "examples": len(right),
+        }
+
+
+def names_of(classes: Sequence[str]) -> list[str]:
+    """What classes are called: of those of ImageNet, which data sets number by WordNet, their names."""
+    if not all(re.fullmatch(r"n\d{8}", name) for name in classes):
+        return list(classes)
+    from vit_jax.data.labels import imagenet
+
+    known = imagenet.classes()
+    return [known.get(name, name) for name in classes]
+
+
+def prompt(name: str, template: str) -> str:
+    """The canonical text of a class: without punctuation, in lower case, a space between words.
+
+    >>> prompt("Great_White-Shark", "a photo of the {}.")
+    'a photo of the great whiteshark'
+    """
+    return _canonical(template, "{}").replace("{}", _canonical(name, ","))
+
+
+def _canonical(text: str, kept: str) -> str:
+    removed = str.maketrans("", "", "".join(c for c in string.punctuation if c not in kept))
+    return " ".join(text.replace("_", " ").translate(removed).lower().split())

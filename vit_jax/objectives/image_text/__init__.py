@@ -1,0 +1,1 @@
+"""Learning from pairs of images and texts: the objective, and a file for each loss."""

@@ -1,0 +1,175 @@
+"""Images and texts that belong together get vectors of the same direction: SigLIP (arXiv 2303.15343), CLIP (arXiv
+2103.00020), and LiT (arXiv 2111.07991), whose image tower is frozen by `config.optim.freeze`.
+
+The model is the image tower; the text tower, the projections and the loss's temperature and bias are the objective's
+own. A loss is over all pairs of a batch, so that a batch is never split: `config.accumulate` must be 1.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.models import layer_features, registry
+from vit_jax.models.layers import Linear
+from vit_jax.models.text_tower import KINDS, TextTower, TextTowerConfig, blocks_of
+from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
+from vit_jax.objectives.image_text import sigmoid, softmax
+
+_LEAST = 1e-8  # added to a length, as in big_vision
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTextOptions:
+    """What `config.objective` says for images and texts."""
+
+    tokenizer: str = option(
+        "bytes",
+        "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8",
+    )
+    loss: str = option(
+        "sigmoid", "of all pairs of a batch: SigLIP's or CLIP's", choices=("sigmoid", "softmax")
+    )
+    text: str = option(
+        "siglip",
+        "the text tower: tokens that see all others, the last one read, or those before them, the end token read",
+        choices=KINDS,
+    )
+    text_length: int = option(64, "tokens of a text; longer ones are cut", minimum=2)
+    text_width: int = option(0, "size of a token; 0: as of the image tower", minimum=0)
+    text_depth: int = option(0, "number of blocks; 0: as of the image tower", minimum=0)
+    text_mlp_dim: int = option(0, "hidden size of the MLPs; 0: as of the image tower", minimum=0)
+    text_heads: int = option(0, "attention heads; 0: as of the image tower", minimum=0)
+    embed: int = option(
+        0, "size of both vectors, images projected too; 0: the image tower's width", minimum=0
+    )
+    vocabulary: int = option(0, "rows of the table of tokens; 0: the tokenizer's", minimum=0)
+    text_end: int = option(-1, "token at the end of a text; -1: the tokenizer's", minimum=-1)
+    text_pad: int = option(-1, "token after the end; -1: the tokenizer's", minimum=-1)
+    temperature: float = option(
+        0.0,
+        "by which cosines are multiplied at the beginning; 0: 10, or 1/0.07 of softmax",
+        minimum=0,
+    )
+    bias: float = option(
+        sigmoid.BIAS, "added to them at the beginning", when={"loss": ("sigmoid",)}
+    )
+
+
+class Own(nnx.Module):
+    """The text tower, and what compares the vectors of both."""
+
+    def __init__(
+        self, text: TextTowerConfig, width: int, options: ImageTextOptions, rngs: nnx.Rngs
+    ):
+        self.text = TextTower(text, rngs)
+        dtype, bias = jnp.dtype(text.blocks.dtype), dict(use_bias=False)
+        project = (
+            Linear(width, options.embed, **bias, dtype=dtype, rngs=rngs) if options.embed else None
+        )
+        self.image_projection = project
+        usual = sigmoid.TEMPERATURE if options.loss == "sigmoid" else softmax.TEMPERATURE
+        given = options.temperature
+        self.temperature = nnx.Param(jnp.float32(math.log(given) if given else usual))
+        self.bias = nnx.Param(jnp.float32(options.bias)) if options.loss == "sigmoid" else None
+
+
+class ImageText(Objective):
+    """The loss of pairs; metrics are the `cosine` of a pair, the `temperature` that cosines are multiplied by, and for
+    the sigmoid loss the `bias`.
+    """
+
+    Options = ImageTextOptions
+    needs_labels = False
+    mixes = False
+    own_judged = True
+    evaluator = "retrieval"
+
+    def __init__(self, options: ImageTextOptions, context: ObjectiveContext):
+        super().__init__(options, context)
+        if context.batch_size == 1:
+            raise ConfigError(
+                "config.batch_size = 1: the objective image_text learns from which images and texts of a batch do not "
+                "belong together; set it to 2 or more, as many as fit"
+            )
+
+    @property
+    def width(self) -> int:
+        """Of the vector that the image tower gives."""
+        features = layer_features.shapes_of(self.context.model, lambda model, x: model(x).features)
+        return features.shape[-1]
+
+    def text_config(self) -> TextTowerConfig:
+        """The text tower's."""
+        options, model = self.options, self.context.model
+        sizes = {}
+        for name in ("depth", "width", "mlp_dim", "heads"):
+            sizes[name] = getattr(options, f"text_{name}") or getattr(model, name, 0)
+            if not sizes[name]:
+                raise ConfigError(
+                    f"config.objective.text_{name} = 0, and the image tower has no {name} that the text tower could "
+                    "take: set it"
+                )
+        if sizes["width"] % sizes["heads"]:
+            raise ConfigError(
+                f"config.objective.text_width = {sizes['width']} must be divisible by config.objective.text_heads = "
+                f"{sizes['heads']}"
+            )
+        return TextTowerConfig(
+            kind=options.text,
+            vocabulary=options.vocabulary,
+            length=options.text_length,
+            end=options.text_end,
+            outputs=options.embed or self.width,
+            blocks=blocks_of(model, options.text, **sizes),
+        )
+
+    def own_modules(self, rngs: nnx.Rngs) -> Own:
+        return Own(self.text_config(), self.width, self.options, rngs)
+
+    def targets(self, batch: Batch) -> Batch:
+        """`tokens` (B, L) int32, which nothing mixes; of images to be evaluated none."""
+        return {"tokens": batch["tokens"]} if "tokens" in batch else {}
+
+    def flops(self) -> int:
+        """Operations of an image's and a text's forward pass, and of their products with all of the batch."""
+        text = self.text_config()
+        towers = registry.count_flops(self.context.model) + text.flops()
+        projection = 2 * self.width * self.options.embed
+        return towers + projection + 2 * self.context.batch_size * text.outputs
+
+    def image_vectors(self, own: Own, features: jax.Array) -> jax.Array:
+        """Of length 1, (B, E) float32, for what the image tower gives (B, D)."""
+        return _unit(features if own.image_projection is None else own.image_projection(features))
+
+    def text_vectors(self, own: Own, tokens: jax.Array) -> jax.Array:
+        """Of length 1, (B, E) float32, for tokens (B, L) int32."""
+        return _unit(own.text(tokens))
+
+    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+        own = learner.own
+        output = learner.model(batch["image"], deterministic=False, rngs=rngs)
+        images = self.image_vectors(own, output.features)
+        texts = self.text_vectors(own, batch["tokens"])
+        temperature = own.temperature[...]
+        metrics = {"cosine": jnp.sum(images * texts, axis=1)}
+        if own.bias is not None:
+            loss = sigmoid.sigmoid_loss(images, texts, temperature, own.bias[...])
+            metrics["bias"] = jnp.broadcast_to(own.bias[...], loss.shape)
+        else:
+            # The value is bounded, the gradient is not: else it could not come back.
+            bounded = jnp.minimum(temperature, softmax.MOST)
+            temperature += jax.lax.stop_gradient(bounded - temperature)
+            loss = softmax.softmax_loss(images, texts, temperature)
+        return loss, metrics | {"temperature": jnp.broadcast_to(jnp.exp(temperature), loss.shape)}
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    """(…, D) -> float32 of length 1."""
+    x = x.astype(jnp.float32)
+    # The root of zero has no gradient.
+    return x / (jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(x), -1, keepdims=True), 1e-30)) + _LEAST)
