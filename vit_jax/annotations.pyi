@@ -393,10 +393,20 @@ class DataSection(_Fields):
     'the images that the model sees, in pixels: 224, or height x width: 224x448 (default: 224)'
     size_schedule: _Tuple
     'other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of the run on, the last image_size; batch and rate stay; (): image_size throughout (default: ())'
+    patch_sizes: _Tuple
+    "patches of the model by step, in pixels: (48, 30, 16, 8), one size a step, drawn by seed and step; ((48, 1), (8, 3)) with shares of the steps; (): the model's own (FlexiViT) (default: ())"
     native_tokens: int
     'images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; 0: all are cut to image_size (default: 0)'
     native_lengths: _Tuple
-    'other numbers in training, (128, 256, 576): one a batch, drawn evenly by seed and step; (): native_tokens (default: ())'
+    'other numbers in training, (128, 256, 576): one a batch, drawn by seed and step, each equally often or by its share: ((128, 1), (256, 2)); (): native_tokens (default: ())'
+    native_budget: int
+    'patches of a batch, which has as many images as that allows; batch_size is then what its loss and rate are relative to; 0: batch_size images (default: 0)'
+    native_multiple: int
+    'native_budget: images in a batch are a multiple of this (default: 8)'
+    native_loss: Literal['none', 'sqrt', 'linear']
+    "native_budget: by what the loss of a batch is multiplied, its share of batch_size images (default: 'linear')"
+    native_rate: Literal['none', 'sqrt', 'linear']
+    "native_budget: the same of its learning rate (default: 'none')"
     native_patch: int
     "side of those patches; 0: the model's (default: 0)"
     channels: int
@@ -876,6 +886,7 @@ class ComputeOptions(TypedDict, total=False):
 class EvaluateFields(TypedDict, total=False):
     'Fields of the config that an evaluation reads, their dots as two underscores.'
     batch_size: int
+    init_resize: Literal['scipy', 'bilinear', 'bicubic', 'torch', 'dinov2']
     model__dtype: Literal['float32', 'bfloat16'] | None
     model__dtype_on_cpu: Literal['auto', 'float32', 'same'] | None
     model__remat: Literal['auto', 'none', 'save_products', 'save_attention', 'full'] | None
@@ -895,8 +906,13 @@ class EvaluateFields(TypedDict, total=False):
     data__sampling: Literal['uniform', 'balanced']
     data__image_size: int | str | tuple[Any, ...]
     data__size_schedule: tuple[Any, ...] | list[Any]
+    data__patch_sizes: tuple[Any, ...] | list[Any]
     data__native_tokens: int
     data__native_lengths: tuple[Any, ...] | list[Any]
+    data__native_budget: int
+    data__native_multiple: int
+    data__native_loss: Literal['none', 'sqrt', 'linear']
+    data__native_rate: Literal['none', 'sqrt', 'linear']
     data__native_patch: int
     data__channels: int
     data__interpolation: Literal['bilinear', 'bicubic', '']

@@ -188,7 +188,7 @@ class Run(TrainedModel):
         class_token: bool = False,
         image_size: Size | str | None = None,
         stride: int = 0,
-        native_tokens: int = 0,
+        native_tokens: int | None = None,
     ) -> np.ndarray | tuple:
         """Features of images: the input of the head, or the outputs of layers.
 
@@ -203,10 +203,10 @@ class Run(TrainedModel):
           image_size: of the images as the model sees them, where it should be another: positions are interpolated.
           stride: in place of that, windows of the model's own size slide over images of `image_size`, this many
             pixels from one to the next; where they overlap, their features are averaged.
-          native_tokens: each image at the size and aspect of its own that so many patches allow; without `layers`.
+          native_tokens: images at sizes of their own, of so many patches, maps as lists; None: as in the run; 0: none.
 
         Returns:
-          (n, D) float32; with `layers` a tuple of an array (n, N, D) or (n, h, w, D) for each, or of pairs.
+          (n, D) float32; with `layers` a tuple of (n, N, D) or (n, h, w, D) for each, or of pairs.
 
         Raises:
           BadImage: an image cannot be read.
@@ -267,12 +267,13 @@ class Run(TrainedModel):
                     f"there is no suite or evaluator {suite!r}{nearest(suite, known)}"
                 )
             changes.append(("eval.evaluators", repr((suite,))))
-        config, options = overrides.config_to_evaluate(
+        config, options, fit = overrides.config_to_evaluate(
             self.source, changes, self.stated, needs_data=not of_sets
         )
         run = self
         if options:
             run = loading.load_run(self.source, model_options=self.stated, **options)
+        run = overrides.at_sizes(run, config, fit)
         return evaluate_run(run, config, suite=suite if of_sets else "", data_dir=data_dir)[0]
 
     def save(

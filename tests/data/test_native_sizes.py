@@ -54,6 +54,13 @@ def test_photos_fill_their_patches(shared_data):
     for tokens, padding in zip(TOKENS, (0.084, 0.022, 0.022, 0.013, 0.027), strict=True):
         grids = choose_grids(sides, tokens)
         assert 1 - grids.prod(1).mean() / tokens == pytest.approx(padding, abs=5e-4)
+    rng = np.random.default_rng(0)  # sizes around theirs
+    like = sides[rng.integers(len(sides), size=500)]
+    stretch, scale = np.exp(rng.normal(0, (0.025, 0.05), (500, 2))).T
+    sides = np.rint(like * np.stack([scale / stretch, scale * stretch], 1)).astype(int)
+    for tokens in TOKENS:
+        padding = 1 - choose_grids(sides, tokens).prod(1).mean() / tokens
+        assert padding < (0.09 if tokens == 128 else 0.03)
 
 
 def test_an_image_becomes_its_patches_row_by_row(tmp_path):

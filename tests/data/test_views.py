@@ -10,7 +10,7 @@ from tests.data.test_loader import Numbers
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
-from vit_jax.data import batches, views
+from vit_jax.data import batches, several_views, views
 
 GLOBAL, LOCAL = (
     {"crop_area": (0.3, 1.0), "blur": 1.0},
@@ -71,7 +71,7 @@ def test_a_view_more_changes_nothing_of_the_others():
 
     def augmented(config, batch):
         made = jax.jit(
-            lambda batch: views.augment_views(
+            lambda batch: several_views.augment_views(
                 batch, views.of(config), jax.random.key(1), mean=(0.5,) * 3, std=(0.5,) * 3
             )
         )
@@ -111,7 +111,7 @@ def test_what_is_cut_again_is_the_same_part_with_the_same_flip():
     for name, array in few.items():
         np.testing.assert_array_equal(array, batch[name])
     made = jax.jit(
-        lambda batch: views.augment_views(
+        lambda batch: several_views.augment_views(
             batch, views.of(config), jax.random.key(1), mean=(0.5,) * 3, std=(0.5,) * 3
         )
     )({name: x for name, x in batch.items() if name != "label"})

@@ -64,8 +64,8 @@ UNUSED = {
     "data.crop_scale=(0.5,1.0)": "evaluate cannot use config.data.crop_scale",
     "eval.every=1 epochs": "evaluate cannot use config.eval.every",
     "data.channels=1": "config.data.channels is 1, but the model takes images of 3 channels",
-    "data.image_size=64": "config.data.image_size is 64, but the model takes images of 32 pixels; for another size "
-    "fine-tune it, with --config.init_from=",
+    "data.image_size=33": "image size 33 cannot be split into patches of 8",
+    "model.patch=5": "image size 32 cannot be split into patches of 5",
     "data.eval_crop=centre": "config.data.eval_crop = 'centre' is not one of central, torchvision, transformers, "
     "squash, resize; did you mean 'central'?",
     "data.evalcrop=resize": "config has no field data.evalcrop; did you mean 'data.eval_crop'?",

@@ -151,11 +151,16 @@ RECIPES = {
         ),
         "objective_variables",
     ),
+    "flexivit": (("",), ("--config.init_from={teacher}",), "params"),
     "segmentation": (("",), ("--config.init_from={teacher}",), "params_objective"),
     "segmentation of things": (
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
     ),
     "gsam": (("",), (), "params"),
+    # The number of images varies by step.
+    "naflex": (
+        ("",), ("--config.data.native_lengths=(16,36)", "--config.data.native_budget=288"), "params",
+    ),
     "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
     "gsam with soap": (
         ("",), ("--config.optim.name=soap", "--config.optim.basis_every=3"), "params",

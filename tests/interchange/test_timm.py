@@ -23,7 +23,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import published, registry
-from vit_jax.models.embeddings import resize_patch_embedding
+from vit_jax.models.patch_kernels import resize_patch_embedding
 from vit_jax.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 torch = lazily.Package("torch")

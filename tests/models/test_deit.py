@@ -15,7 +15,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.loading import load
 from vit_jax.models import registry
-from vit_jax.models.embeddings import resize_patch_embedding
+from vit_jax.models.patch_kernels import resize_patch_embedding
 from vit_jax.objectives.contract import Learner
 from vit_jax.objectives.supervised import Supervised, SupervisedOptions
 

@@ -55,7 +55,7 @@ _H14_518 = (
 # Networks whose sizes of the paper take minutes to compile.
 _SMALL = (
     "deepvit", "localvit", "cross_vit", "t2t_vit", "dynamic_vit", "feed_forward", "efficientnet", "axial", "positions",
-    "mae", "gsam", "dino", "dino_continue", "deit3", "deit3_i21k", "rope_vit", "vit5", "algoperf",
+    "mae", "gsam", "dino", "dino_continue", "deit3", "deit3_i21k", "rope_vit", "vit5", "algoperf", "naflex",
 )  # fmt: skip
 CASES = {
     "digits": Case("digits.py", "v5e:2x2"),

@@ -13,12 +13,13 @@ REWRITE = "if this is meant: python -m tests.planning.golden"
 
 def test_every_recipe_has_a_file():
     recipes = {path.stem for path in (golden.ROOT / "configs").glob("*.py")}
-    # Three begin with files of weights, of the digits and of teachers. The fourth takes other recipes. Of the fifth
+    # Four begin with files of weights, of the digits and of teachers. The fifth takes other recipes. Of the sixth
     # tests/objectives has the program.
     assert {case.config.partition(".")[0] for case in golden.CASES.values()} == recipes - {
         "digits_finetune",
         "distill",
         "features",
+        "flexivit",
         "best",
         "image_text",
     }

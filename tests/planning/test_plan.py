@@ -59,6 +59,17 @@ def test_a_schedule_of_sizes_has_a_row_for_each_and_the_run_is_their_sum(made):
     assert "  16 px" in saved and "less than all at the largest size" in saved
 
 
+def test_patch_sizes_have_a_row_each_with_the_steps_of_its_share(made):
+    _, planned = made
+    config = small_config()
+    config.data.patch_sizes = (16, (8, 4))
+    assembly = plan.make_assembly(config)
+    fine, coarse = plan._by_size(planned, assembly, target.find("cpu:8"))
+    assert [(row["patch"], row["steps"]) for row in (fine, coarse)] == [(8, 8), (16, 2)]
+    assert fine["model_flops_per_step"] == assembly.step_flops > coarse["model_flops_per_step"]
+    assert "  patches of 16" in report.text(planned | {"sizes": [fine, coarse]})
+
+
 def test_memory_of_a_plan_is_what_xla_reports_of_the_step_that_runs(made):
     assembly, planned = made
     mesh = meshes.make_mesh(vars(assembly.config.mesh))

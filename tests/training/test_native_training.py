@@ -1,11 +1,14 @@
 """Training with images at sizes of their own: batches, the step, the run, and what cannot learn from them."""
 
+import functools
+import json
 import shutil
 
 import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import vit_jax
@@ -13,13 +16,19 @@ from tests.integration.conftest import TINY
 from tests.training.test_step import make_config
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import native_sizes, sources
+from vit_jax.data import native_sizes, sources, views
 from vit_jax.data.augmentation import augment, patches
-from vit_jax.data.batches import EvalBatches, TrainBatches, specs
+from vit_jax.data.batches import EvalBatches, TrainBatches, order_of, specs
+from vit_jax.data.budget_batches import BudgetBatches
+from vit_jax.data.order import repeated_places
+from vit_jax.devices import meshes
+from vit_jax.export.run import export_run
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
+from vit_jax.serving.network import Network
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.guards import check_batch
 from vit_jax.training.step import make_gradient
 
 NATIVE = {"data.native_tokens": 16, "data.image_size": 32, "augment.mixup": 0.0}
@@ -80,11 +89,77 @@ def test_a_batch_has_one_of_several_lengths_drawn_by_step(photos):
     lengths = [batches.empty(step)["image"].shape[1] for step in range(300)]
     again = TrainBatches(source, config, np.arange(4, 8))
     assert lengths[100:] == [again.empty(step)["image"].shape[1] for step in range(100, 300)]
-    assert all(80 < lengths.count(length) < 120 for length in (4, 12, 30))
+    assert all(lengths.count(length) == 100 for length in (4, 12, 30))
     assembly = assemble(config, num_classes=2, examples_per_epoch=12)
     whole = assembly.flops(0, 300)
     assert whole == assembly.flops(0, 100) + assembly.flops(100, 300)
     assert 0 < whole < 300 * assembly.step_flops
+
+
+BUDGET = {
+    "data.native_lengths": ((4, 2), (12, 1), (30, 1)), "data.native_budget": 120, "data.native_multiple": 4,
+    "data.repeats": 2, "accumulate": 2,
+}  # fmt: skip
+
+
+def test_a_budget_of_patches_gives_every_host_its_rows_of_one_line_of_examples(photos):
+    config = native_config(photos, **BUDGET)
+    sizes = [len(spec["label"].shape) and spec["label"].shape[0] for spec in specs(config, 2)]
+    assert sizes == [28, 8, 4] and views.images_per_step(config) == 17
+    source = sources.open_source(config.data, "train")
+    order = order_of(source, config.seed, "uniform")
+    start = 0
+    for step in range(8):
+        hosts = [
+            BudgetBatches(source, config, [np.arange(n).reshape(2, -1)[host] for n in sizes])
+            for host in range(2)
+        ]
+        batches = [host.empty(step) for host in hosts]
+        for host, batch in zip(hosts, batches, strict=True):
+            host.fill(batch, step, slice(0, 64))
+        size = sum(len(batch["label"]) for batch in batches)
+        assert hosts[0].layout(step)[1] == size and views.images_before(config, step) == start
+        ids = [i for host in hosts for i in host.examples(step, slice(0, 64))]
+        line = (start + repeated_places(size, 2)) // 2
+        assert ids == order(line).tolist()
+        whole = BudgetBatches(source, config, [np.arange(n) for n in sizes])
+        batch = whole.empty(step)
+        whole.fill(batch, step, slice(0, 64))
+        for name, array in batch.items():
+            np.testing.assert_array_equal(array, np.concatenate([b[name] for b in batches]))
+        start += size
+    assert start == 2 * 4 * 17
+    left_out = views.images_before(config, 3, [(1, 2)])
+    assert left_out == views.images_before(config, 5) - sum(
+        views.images_before(config, s + 1) - views.images_before(config, s) for s in (1, 2)
+    )
+
+
+def test_loss_and_rate_are_scaled_by_the_stated_rules():
+    """A step of a batch of half the images, against one without a budget whose loss and rate are those."""
+    options = {"batch_size": 8, "model.depth": 1, "optim.warmup": "0 steps", "optim.clip": 0.0}
+    batch = {
+        "image": np.random.default_rng(0).integers(0, 256, (4, 16, 192), np.uint8),
+        "grid": np.full((4, 2), 4, np.int32), "label": np.arange(4, dtype=np.int32),
+    }  # fmt: skip
+    results = []
+    for budget in (0, 64):
+        given = {"data.native_budget": budget, "data.native_multiple": 4}
+        given |= {"data.native_loss": "sqrt", "data.native_rate": "linear"}
+        given |= {"optim.name": "sgd", "optim.weight_decay": 0.0} | options
+        assembly = assemble(
+            resolve(make_config(**NATIVE | given)), num_classes=10, examples_per_epoch=80
+        )
+        state = jax.jit(assembly.init)(jax.random.key(0))
+        new, metrics = jax.jit(assembly.train_step)(state, batch)
+        results.append((optax.tree.sub(new.params, state.params), metrics))
+    (plain, before), (scaled, after) = results
+    loss, rate = 0.5**0.5, 0.5
+    np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-6)
+    np.testing.assert_allclose(after["gradient_norm"], loss * before["gradient_norm"], rtol=1e-5)
+    np.testing.assert_allclose(after["learning_rate"], rate * before["learning_rate"], rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(scaled), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, loss * rate * b, rtol=1e-3, atol=1e-7)
 
 
 def test_evaluation_sees_whole_images_and_fills_up_with_one_patch(photos):
@@ -154,11 +229,16 @@ def test_the_step_of_square_images_is_the_ordinary_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"augment.mixup": 0.2}, "config.augment.mixup = 0.2 mixes images of one grid"),
+        ({"augment.blur": 0.2}, "config.augment.blur = 0.2 changes whole images"),
         ({"augment.randaugment_layers": 2}, "randaugment_layers = 2 changes whole images"),
         ({"data.train_crop": "pad"}, "config.data.train_crop = 'pad' cuts images of one size"),
         ({"data.native_tokens": 3}, "less than a row of patches .* 4: set it to about 16"),
         ({"data.native_lengths": (16, 2)}, "native_lengths: 2 is less than a row"),
+        ({"data.native_lengths": (16, 16)}, "native_lengths = .* has a length twice"),
+        ({"data.native_lengths": ((16, 0),)}, "native_lengths: .16, 0. is no number of patches"),
+        ({"data.native_budget": 100}, "native_budget = 100 .* 6 images of 16 patches, fewer than .*128"),
+        ({"data.native_budget": 640, "accumulate": 16}, "40 images is not divisible by .*16.*native_multiple"),
+        ({"data.native_budget": 640, "data.native_rate": "sqrt", "optim.name": "schedule_free"}, "schedule_free"),
         ({"data.native_patch": 16}, "the model's patch is 8"),
         ({"data.size_schedule": ((0, 16), (0.5, 32))}, "config.data.size_schedule"),
         ({"eval.evaluators": ("loss",)}, "the evaluator 'loss' .* measures images of one size"),
@@ -171,6 +251,15 @@ def test_what_cannot_be_done_with_patches_is_refused_by_name(changes, message):
         resolve(make_config(**NATIVE | changes))
 
 
+def test_batches_that_devices_do_not_divide_are_refused(photos):
+    mesh = meshes.make_mesh({"data": 8, "fsdp": 1, "tensor": 1})
+    config = native_config(photos, **BUDGET | {"accumulate": 1, "data.native_multiple": 2})
+    with pytest.raises(
+        ConfigError, match="native_multiple: .*30 cannot .* 8 devices.*multiple of 8"
+    ):
+        check_batch(config, mesh)
+
+
 def test_a_family_of_one_size_says_why():
     config = vit_jax.load_config("configs/mixer.py:B/16")
     config.update_from_flattened_dict({"data.native_tokens": 196, "augment.mixup": 0.0})
@@ -179,23 +268,56 @@ def test_a_family_of_one_size_says_why():
         resolve(config)
 
 
-def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(photos, tmp_path, compilation_cache):
-    config = vit_jax.load_config("configs/digits.py")
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory, compilation_cache):
+    """The config of a run of two lengths with a budget of patches, its folder, and what it gave."""
+    workdir, config = (
+        tmp_path_factory.mktemp("native") / "whole",
+        vit_jax.load_config("configs/digits.py"),
+    )
     config.update_from_flattened_dict(
         TINY | NATIVE | {"compilation_cache": compilation_cache, "model.depth": 1, "batch_size": 8}
         | {"data.name": "folder", "data.path": str(photos), "data.train_crop": "inception"}
-        | {"data.eval_split": "test", "data.train_split": "train", "data.native_lengths": (8, 16)}
+        | {"data.eval_split": "test", "data.train_split": "train", "data.native_lengths": (8, (16, 2))}
+        | {"data.native_budget": 128, "augment.mixup": 0.2, "augment.cutmix": 1.0, "augment.erasing": 0.5}
     )  # fmt: skip
     config.checkpoint.keep = 9
-    result = vit_jax.train(config, tmp_path / "whole")
-    killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    return config, workdir, vit_jax.train(config, workdir)
+
+
+def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(trained, tmp_path):
+    config, workdir, result = trained
+    killed = shutil.copytree(workdir, tmp_path / "killed")
     for folder in (killed / "checkpoints").iterdir():
         if folder.name.isdigit() and int(folder.name) > 4:
             shutil.rmtree(folder)
     assert vit_jax.train(config, killed)["loss"] == result["loss"]
     whole, again = (
-        patterns.named(registry.split(vit_jax.load_run(tmp_path / name).model)[1].params)
-        for name in ("whole", "killed")
+        patterns.named(registry.split(vit_jax.load_run(folder).model)[1].params)
+        for folder in (workdir, killed)
     )
     for name, x in again.items():
         np.testing.assert_array_equal(x, whole[name], err_msg=name)
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    logged = {line["step"]: line["examples"] for line in lines if "examples" in line}
+    before = functools.partial(views.images_before, resolve(config))
+    assert logged == {step: before(step) for step in logged} and before(3) == 16 + 8 + 8
+
+
+def test_a_run_trained_so_is_used_so(trained):
+    run = vit_jax.load_run(trained[1])
+    wide, tall = (np.random.default_rng(0).integers(0, 256, (*n, 3), np.uint8) for n in SIZES[:2])
+    np.testing.assert_array_equal(
+        run.features([wide, tall]), run.features([wide, tall], native_tokens=16)
+    )
+    assert np.abs(run.features([wide]) - run.features([wide], native_tokens=0)).max() > 1e-3
+    (maps,) = run.features([wide, tall], layers=[-1], maps=True)
+    grids = [native_sizes.choose_grid(*x.shape[:2], patch=8, tokens=16) for x in (wide, tall)]
+    assert [x.shape[:2] for x in maps] == grids
+    ((alone,),) = run.features([tall], layers=[-1], maps=True)
+    np.testing.assert_allclose(alone, maps[1], atol=1e-5)
+    for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx")):
+        with pytest.raises(
+            ConfigError, match="native_tokens = 16.*set --config.data.native_tokens=0"
+        ):
+            refused()

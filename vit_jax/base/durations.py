@@ -24,7 +24,7 @@ _UNITS = {
 def steps(
     duration: str | int,
     *,
-    batch_size: int,
+    batch_size: float,
     examples_per_epoch: int | None,
     total_steps: int | None = None,
     name: str = "",
@@ -41,7 +41,7 @@ def steps(
     Args:
       duration: a number and a unit: steps (or none), epochs, examples, % (of the whole run); or two, the
         longer of which is taken: '10 epochs, at least 300 steps'.
-      batch_size: examples in a step, over all devices and hosts.
+      batch_size: examples in a step, on average, over all devices and hosts.
       examples_per_epoch: size of the training set, `None` if unknown.
       total_steps: length of the run, `None` while that is what is being computed.
       name: of the field that has the duration, for messages.
@@ -60,7 +60,7 @@ def steps(
 
 
 def _steps(
-    duration: str, batch_size: int, examples_per_epoch: int | None, total_steps: int | None
+    duration: str, batch_size: float, examples_per_epoch: int | None, total_steps: int | None
 ) -> int:
     number, unit = _number_and_unit(duration)
     if unit == "epochs":

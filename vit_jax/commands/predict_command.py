@@ -154,8 +154,9 @@ def _define_features() -> None:
     )
     flags.DEFINE_integer(
         "native_tokens",
-        0,
-        "each image is seen at the size and aspect of its own that so many patches allow",
+        None,
+        "each image is seen at the size and aspect of its own that so many patches allow; 0: all at one size; by "
+        "default as the run was trained",
         lower_bound=0,
     )
 

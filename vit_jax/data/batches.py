@@ -16,9 +16,9 @@ import numpy as np
 from vit_jax.data import crops, views
 from vit_jax.data.decoding import decode
 from vit_jax.data.labels.masks import ClassTable, LabelMap, mask_table
-from vit_jax.data.options import BatchSpec, Data
-from vit_jax.data.order import crop_draws, example_ids, repeated_places
-from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec, crop_draws, example_ids, repeated_places
+from vit_jax.data.record import BadImage, DataError, Record, Source, check_bad_images, soft_labels
 from vit_jax.models.contract import GRID
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def specs(
 
     Returns:
       `image` (B, H, W, C) uint8, or where `config.data.views` says so `image_0` and so on, see
-      `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
+      `several_views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
       Images at sizes of their own have patches in `image`, and `grid`, see `contract.PatchBatch`. Where captions are
@@ -66,18 +66,18 @@ def specs(
     """
     batches = []
     for variant in views.variants(config):
-        shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in variant.shapes}
+        rows = variant.batch_size
+        shapes = {name: ((rows, *shape), np.uint8) for name, shape in variant.shapes}
         if variant.data.native_tokens:
-            shapes[GRID] = (config.batch_size, 2), np.int32
+            shapes[GRID] = (rows, 2), np.int32
         if masks and not config.data.views:
             dtype = ClassTable.dtype if isinstance(masks, bool) else masks.dtype
-            shapes["label"] = (config.batch_size, *crops.shape(variant.data)[:2]), dtype
+            shapes["label"] = (rows, *crops.shape(variant.data)[:2]), dtype
         elif num_classes and not masks:
-            rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
-            label_rows = (config.batch_size, num_classes), np.float32
-            shapes["label"] = label_rows if rows else ((config.batch_size,), np.int32)
+            soft = multi_label or (config.pseudo.teacher and config.pseudo.soft)
+            shapes["label"] = ((rows, num_classes), np.float32) if soft else ((rows,), np.int32)
         if texts := _text_rows(config):
-            shapes["tokens"] = (config.batch_size, texts.length), np.int32
+            shapes["tokens"] = (rows, texts.length), np.int32
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
         if batch not in batches:
             batches.append(batch)
@@ -114,8 +114,13 @@ class TrainBatches:
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
         """A batch to fill, of a step."""
         variant = self._variants[self._variant(step)]
-        batch = _empty(self.source, len(self.rows), variant.data, variant.shapes)
-        return batch | self._texts.empty(len(self.rows)) if self._texts else batch
+        rows = len(self.layout(step)[0])
+        batch = _empty(self.source, rows, variant.data, variant.shapes)
+        return batch | self._texts.empty(rows) if self._texts else batch
+
+    def layout(self, step: int) -> tuple[np.ndarray, int]:
+        """The rows that this process fills of a step's batch, and how many that has."""
+        return self.rows, self.batch_size
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -136,7 +141,7 @@ class TrainBatches:
             examples, ids, draws = self._plan(step)
         variant = self._variants[self._variant(step)]
         read, bad = read or _reader_of(self.source), {}
-        for place, row in enumerate(range(*part.indices(len(self.rows)))):
+        for place, row in enumerate(range(*part.indices(len(ids)))):
             cut = functools.partial(
                 self.cut,
                 variant=variant,
@@ -168,9 +173,8 @@ class TrainBatches:
             return
         if not variant.views:
             labels = _label_map(self.source, example, outs)
-            decode.train_crop(
-                image, variant.data, draws[0], name=name, out=outs["image"], label_map=labels
-            )
+            out = outs["image"].reshape(crops.shape(variant.data))  # the same memory
+            decode.train_crop(image, variant.data, draws[0], name=name, out=out, label_map=labels)
             return
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
@@ -183,15 +187,23 @@ class TrainBatches:
         """For the rows of a step: where their examples stand in the order, which these are, and the
         random numbers of their crops, of each view, and of captions after these.
         """
-        start = step * self.batch_size
+        positions = self._start(step) + self.layout(step)[0]
         count = max((view.numbers.stop for view in self._variants[0].views), default=1)
         count += self._texts is not None
-        draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
+        draws = [crop_draws(self._seed, positions, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 
     def _examples(self, step: int) -> np.ndarray:
         """Where the examples of the rows of a step stand in the order."""
-        return (step * self.batch_size + self._places) // self._data.repeats
+        return (self._start(step) + self._places_of(step)) // self._data.repeats
+
+    def _start(self, step: int) -> int:
+        """The place of a step's first example in the line of all steps."""
+        return step * self.batch_size
+
+    def _places_of(self, step: int) -> np.ndarray:
+        """Where the rows of a step are in the line, from there on."""
+        return self._places
 
     def _ids(self, step: int) -> list[int]:
         return self._order(self._examples(step)).tolist()
@@ -249,6 +261,10 @@ class EvalBatches:
         mask = np.empty(len(self.rows), np.float32)
         images = [("image", crops.batch_shape(self._data))]
         return _empty(self.source, len(self.rows), self._data, images) | {"mask": mask}
+
+    def layout(self, step: int) -> tuple[np.ndarray, int]:
+        """As of `TrainBatches`."""
+        return self.rows, self.batch_size
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch, without padding."""
@@ -320,18 +336,6 @@ def _text_rows(config: BatchSpec) -> "TextRows | None":
 
 def _reader_of(source: Source) -> Read:
     return lambda index, place: source[index]
-
-
-def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
-    """Raises `DataError` if more than `most` images for training or evaluation, which `kind` says,
-    could not be read; `bad` has their names and the reasons.
-    """
-    if len(bad) > most:
-        some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
-        raise DataError(
-            f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
-            "Repair or remove them, or allow more."
-        )
 
 
 def pass_over(error: BadImage, config_data: Data) -> None:

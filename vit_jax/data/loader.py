@@ -20,15 +20,11 @@ from jax.sharding import NamedSharding
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import crops, views
-from vit_jax.data.batches import (
-    EvalBatches,
-    TrainBatches,
-    check_bad_images,
-)
-from vit_jax.data.options import BatchSpec, Data
-from vit_jax.data.order import data_step
+from vit_jax.data.batches import EvalBatches, TrainBatches
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec, data_step
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
-from vit_jax.data.record import DataError, Source
+from vit_jax.data.record import DataError, Source, check_bad_images
 from vit_jax.devices import local
 
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is excluded from evaluation"}
@@ -64,17 +60,25 @@ def train_batches(
       ConfigError: the batch cannot be split evenly, or the crop is larger than the image it is cut
         from.
     """
+    rows = []
     for variant in views.variants(config):
         crops.check_crops(variant.data)
-    rows = local_rows(sharding, config.batch_size, "config.batch_size")
-    host_batches = TrainBatches(source, config, rows)
-    return Batches(
+        rows.append(local_rows(sharding, variant.batch_size, "config.batch_size"))
+    if config.data.native_budget:
+        from vit_jax.data.budget_batches import BudgetBatches
+
+        host_batches = BudgetBatches(source, config, rows)
+    else:
+        host_batches = TrainBatches(source, config, rows[0])
+    batches = Batches(
         host_batches,
         lambda number: data_step(start_step + number, skipped),
         stop_step - start_step,
         config.data,
         sharding,
     )
+    batches.images_before = functools.partial(views.images_before, config, skipped=skipped)
+    return batches
 
 
 def eval_batches(
@@ -110,7 +114,10 @@ class Batches(Iterator[dict[str, jax.Array]]):
       bad_images: name → reason of the unreadable images that this process has met, and replaced in
         training, or skipped in evaluation.
       reading: reads the images.
+      images_before: of training, step -> how many images all steps before it have.
     """
+
+    images_before: Callable[[int], int]
 
     def __init__(
         self,
@@ -243,9 +250,9 @@ class Batches(Iterator[dict[str, jax.Array]]):
             return
         del self._under_way[filling.number]
         # The host's arrays are not used again: on a CPU, the device's are the same memory.
-        whole = self._host_batches
+        rows, size = self._host_batches.layout(self._step_of(filling.number))
         arrays = {
-            name: global_array(array, whole.rows, whole.batch_size, self._sharding)
+            name: global_array(array, rows, size, self._sharding)
             for name, array in filling.batch.items()
         }
         self._ready.put((arrays, bad))

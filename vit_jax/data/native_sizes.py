@@ -13,7 +13,9 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import crops
 from vit_jax.data.augmentation import patches
 from vit_jax.data.decoding import decode
-from vit_jax.data.options import BatchSpec, Data
+from vit_jax.data.native_batches import batch_sizes, find_lengths
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import GRID, PatchBatch
 from vit_jax.models.embeddings import cut_patches
@@ -133,8 +135,8 @@ def for_model(data: Data, model: ClassifierConfig) -> Data:
             f"config.data.native_patch = {data.native_patch}, but the model's patch is {model.patch}: leave it out"
         )
     columns = model.grid[1]
-    for tokens in (data.native_tokens, *data.native_lengths):
-        if not isinstance(tokens, int) or tokens < columns:
+    for tokens in (data.native_tokens, *(length for length, _ in find_lengths(data))):
+        if tokens < columns:
             name = "native_tokens" if tokens == data.native_tokens else "native_lengths"
             raise ConfigError(
                 f"config.data.{name}: {tokens} is less than a row of patches of the model's own images, {columns}: "
@@ -180,4 +182,15 @@ def for_training(config: BatchSpec, takes_native: bool, model: ClassifierConfig)
             f"{where}: the evaluator 'loss' of config.eval.evaluators measures images of one size; name accuracy"
         )
     patches.check_augmentation(config.augment, where)
+    for size in batch_sizes(config):
+        if size % config.accumulate:
+            raise ConfigError(
+                f"{where}: a batch of {size} images is not divisible by config.accumulate = {config.accumulate}: set "
+                "config.data.native_multiple to a multiple of it"
+            )
+    if data.native_rate != "none" and config.optim.name == "schedule_free":
+        raise ConfigError(
+            f"config.data.native_rate = {data.native_rate!r} has no use with schedule_free, whose average has the rate "
+            "in it: set it to 'none'"
+        )
     return dataclasses.replace(config, data=for_model(data, model))

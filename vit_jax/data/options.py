@@ -4,7 +4,6 @@ the devices change them.
 
 import dataclasses
 import operator
-from typing import Protocol
 
 from vit_jax.base import sizes
 from vit_jax.base.schema import option
@@ -80,7 +79,13 @@ class Data:
         (),
         "other sizes of training images by step: ((0, 128), (0.4, 160), (0.7, 192), (0.9, 224)), each from a share of "
         "the run on, the last image_size; batch and rate stay; (): image_size throughout",
-        when={"views": operator.not_},
+        when={"views": operator.not_, "native_tokens": operator.not_},
+    )
+    patch_sizes: tuple = option(
+        (),
+        "patches of the model by step, in pixels: (48, 30, 16, 8), one size a step, drawn by seed and step; ((48, 1), "
+        "(8, 3)) with shares of the steps; (): the model's own (FlexiViT)",
+        when={"views": operator.not_, "native_tokens": operator.not_},
     )
     native_tokens: int = option(
         0,
@@ -91,9 +96,29 @@ class Data:
     )
     native_lengths: tuple = option(
         (),
-        "other numbers in training, (128, 256, 576): one a batch, drawn evenly by seed and step; (): native_tokens",
+        "other numbers in training, (128, 256, 576): one a batch, drawn by seed and step, each equally often or by its "
+        "share: ((128, 1), (256, 2)); (): native_tokens",
         when={"native_tokens": bool},
     )
+    native_budget: int = option(
+        0,
+        "patches of a batch, which has as many images as that allows; batch_size is then what its loss and rate are "
+        "relative to; 0: batch_size images",
+        minimum=0,
+        when={"native_tokens": bool},
+    )
+    native_multiple: int = option(
+        8, "native_budget: images in a batch are a multiple of this", minimum=1,
+        when={"native_budget": bool},
+    )  # fmt: skip
+    native_loss: str = option(
+        "linear", "native_budget: by what the loss of a batch is multiplied, its share of batch_size images",
+        choices=("none", "sqrt", "linear"), when={"native_budget": bool},
+    )  # fmt: skip
+    native_rate: str = option(
+        "none", "native_budget: the same of its learning rate",
+        choices=("none", "sqrt", "linear"), when={"native_budget": bool},
+    )  # fmt: skip
     native_patch: int = option(
         0, "side of those patches; 0: the model's", minimum=0, when={"native_tokens": bool}
     )
@@ -373,31 +398,3 @@ class Augment:
         maximum=1,
         when={"erasing": bool},
     )
-
-
-class EvalBatchSize(Protocol):
-    """The part of `config.eval` that batches depend on."""
-
-    @property
-    def batch_size(self) -> int: ...
-
-
-class BatchSpec(Protocol):
-    """All that batches depend on besides their source, and the step or its number. A run's config
-    has it.
-    """
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def duration(self) -> str: ...
-    @property
-    def data(self) -> Data: ...
-    @property
-    def augment(self) -> Augment: ...
-    @property
-    def pseudo(self) -> Pseudo: ...
-    @property
-    def eval(self) -> EvalBatchSize: ...

@@ -9,12 +9,42 @@ epoch is as long, but has every class equally often.
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from vit_jax.data import crops
+from vit_jax.data.options import Augment, Data, Pseudo
 
 _ROUNDS = 8
+
+
+class EvalBatchSize(Protocol):
+    """The part of `config.eval` that batches depend on."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+
+class BatchSpec(Protocol):
+    """All that batches depend on besides their source, and the step or its number. A run's config
+    has it.
+    """
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def duration(self) -> str: ...
+    @property
+    def data(self) -> Data: ...
+    @property
+    def augment(self) -> Augment: ...
+    @property
+    def pseudo(self) -> Pseudo: ...
+    @property
+    def eval(self) -> EvalBatchSize: ...
 
 
 def batch_indices(

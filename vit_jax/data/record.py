@@ -142,3 +142,15 @@ def decoding(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise BadImage(name, reason(error)) from None
+
+
+def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
+    """Raises `DataError` if more than `most` images for training or evaluation, which `kind` says,
+    could not be read; `bad` has their names and the reasons.
+    """
+    if len(bad) > most:
+        some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
+        raise DataError(
+            f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
+            "Repair or remove them, or allow more."
+        )

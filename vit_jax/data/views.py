@@ -1,84 +1,24 @@
-"""Several views of one image: what `config.data.views` says of their number, size, part and augmentation. And the
-variants of a run's batches, by step: other sizes of the views, or of the image (`size_schedule`,
-`native_lengths`).
-
-The host decodes an image once and cuts all of its views out; the devices augment each by itself. What is
-random about view number v is a function of (seed, step, v): another view more changes nothing of the
-others. Of a run without views, images are as their view 0 would be.
+"""The variants of a run's batches, by step: how their images are cut. Several views of an image (`config.data.views`)
+are in `several_views.py`, other sizes of images in `size_schedule.py`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.base import durations, schema, sizes
-from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
+from vit_jax.base import durations
 from vit_jax.data import crops
-from vit_jax.data.augmentation import augment as augmentation
-from vit_jax.data.options import Augment, BatchSpec, Data
+from vit_jax.data.options import Data
+from vit_jax.data.order import BatchSpec, data_step
+from vit_jax.models.contract import split_images
 
-_CUT = ("image_size", *crops.TRAINING, "interpolation")
-_MIXING = ("mixup", "cutmix", "mix_switch")
-AGAIN = "_again"  # ends the names of views that are cut once more
+if TYPE_CHECKING:
+    from vit_jax.data.several_views import Views
+
 _CHOICE = 2**32  # of random numbers: no view has this number
-
-
-@dataclasses.dataclass(frozen=True)
-class Count:
-    """What a view has beside the options of `config.data` and `config.augment`."""
-
-    count: int = option(1, "how many there are", minimum=1)
-    again: float = option(
-        0.0,
-        "the same parts are cut once more, this many times as large and without changes of colours, for a Gram "
-        "teacher; 0: they are not",
-        minimum=0,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of all views, in a share of the steps: an entry of `config.data.view_sizes`."""
-
-    share: float = option(1.0, "of the steps, relative to the other entries", above=0)
-    sizes: tuple = option((), "an image_size for each of config.data.views")
-    start: str = option("0 steps", "from when on", parse=durations.parse)
-    again: float = option(
-        0.0, "in place of that of the views that have one; 0: as theirs", minimum=0
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Views:
-    """Views that are alike.
-
-    Attributes:
-      name: of their array in a batch, (B, count, H, W, C) uint8.
-      count: how many there are.
-      first: the number of the first of them among all views.
-      data, augment: the sections of the config as they are for these views.
-    """
-
-    name: str
-    count: int
-    first: int
-    data: Data
-    augment: Augment
-
-    @property
-    def numbers(self) -> range:
-        """Of these views among all."""
-        return range(self.first, self.first + self.count)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(count, H, W, C) of an example."""
-        return (self.count, *crops.shape(self.data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,74 +26,36 @@ class Variant:
     """How the images of a batch are cut; a step is compiled for the shapes of each.
 
     Attributes:
-      data: `config.data` as it is for these batches.
+      data: `config.data` as it is for these batches; of `patch_sizes` it has one.
       views: of each image; () where images are cut but once.
+      batch_size: images of a batch.
     """
 
     data: Data
-    views: tuple[Views, ...] = ()
+    batch_size: int
+    views: "tuple[Views, ...]" = ()
+
+    @property
+    def patch(self) -> int:
+        """The model's patch in these steps; 0: as the model has it."""
+        return self.data.patch_sizes[0] if self.data.patch_sizes else 0
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name, shape of an example) of the images."""
-        return [(view.name, view.shape) for view in self.views] or [
-            ("image", crops.batch_shape(self.data))
-        ]
+        shape = crops.batch_shape(self.data)
+        if self.patch:
+            shape = split_images(shape, self.patch)
+        return [(view.name, view.shape) for view in self.views] or [("image", shape)]
 
 
-def of(config: BatchSpec) -> tuple[Views, ...]:
-    """The views of each image; () where images are cut but once. What is cut `again` stands behind what it is of, and
-    has its numbers.
+def of(config: BatchSpec) -> "tuple[Views, ...]":
+    """The views of each image, see `several_views.find_views`; () where images are cut but once."""
+    if not config.data.views:
+        return ()
+    from vit_jax.data import several_views
 
-    Raises:
-      ConfigError: one of them has an unknown option, or what it says cannot be.
-    """
-    if config.data.views and config.data.permute != "none":
-        raise ConfigError(
-            f"config.data.permute = {config.data.permute!r}: images of several views (config.data.views) "
-            "are not permuted"
-        )
-    all_views, first = [], 0
-    for i, given in enumerate(config.data.views):
-        where = f"config.data.views: view {i}"
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{where}, {given!r}, is no {{'OPTION': VALUE, …}}")
-        names = {
-            Count: [field.name for field in schema.options(Count)],
-            type(config.data): _CUT,
-            type(config.augment): [
-                f.name for f in schema.options(type(config.augment)) if f.name not in _MIXING
-            ],
-        }
-        known = [name for of_class in names.values() for name in of_class]
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{where} has no option {name!r}{schema.nearest(name, known)}")
-        count, data, augment = (
-            schema.checked_options(
-                cls, {n: v for n, v in given.items() if n in own}, where, f"{where}: "
-            )
-            for cls, own in names.items()
-        )
-        options = Count(**count)
-        view = Views(
-            name=f"image_{i}",
-            count=options.count,
-            first=first,
-            # No view is cut for evaluation, at whose size this might not fit.
-            data=dataclasses.replace(config.data, **data, eval_crop="resize"),
-            augment=dataclasses.replace(config.augment, **augment),
-        )
-        try:
-            crops.check_crops(view.data)
-            augmentation.check_augmentation(view.augment, view.data.channels)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        first += view.count
-        all_views.append(view)
-        if options.again:
-            all_views.append(_again(view, options.again, where))
-    return tuple(all_views)
+    return several_views.find_views(config)
 
 
 def variants(config: BatchSpec) -> tuple[Variant, ...]:
@@ -164,27 +66,27 @@ def variants(config: BatchSpec) -> tuple[Variant, ...]:
     Raises:
       ConfigError: see `of`; an entry has another number of sizes than there are views, or is no size of a schedule.
     """
-    if config.data.native_tokens and config.data.native_lengths:
-        at_length = functools.partial(dataclasses.replace, config.data, native_lengths=())
-        return tuple(Variant(at_length(native_tokens=n)) for n in config.data.native_lengths)
+    size = config.batch_size
+    if config.data.patch_sizes:
+        from vit_jax.data import patch_sizes
+
+        return tuple(Variant(data, size) for data in patch_sizes.split_evenly(config.data))
+    if config.data.native_tokens:
+        from vit_jax.data import native_batches
+
+        return tuple(Variant(*entry) for entry in native_batches.list_variants(config))
     if config.data.size_schedule:
         from vit_jax.data import size_schedule
 
-        return tuple(Variant(phase.data) for phase in size_schedule.phases(config.data))
-    all_variants, views = [Variant(config.data, of(config))], config.data.views
-    for i, entry in enumerate(_entries(config)):
-        where = f"config.data.view_sizes: entry {i}"
-        if len(entry.sizes) != len(views):
-            raise ConfigError(
-                f"{where} has {len(entry.sizes)} sizes, and config.data.views has {len(views)} entries: give one each"
-            )
-        resized = []
-        for view, size in zip(views, entry.sizes, strict=True):
-            factor = {"again": entry.again} if entry.again and view.get("again") else {}
-            resized.append({**view, "image_size": sizes.parse(size, where), **factor})
-        data = dataclasses.replace(config.data, views=tuple(resized), view_sizes=())
-        all_variants.append(Variant(data, of(dataclasses.replace(config, data=data))))
-    return tuple(all_variants)
+        return tuple(Variant(phase.data, size) for phase in size_schedule.phases(config.data))
+    usual = Variant(config.data, size, of(config))
+    if not config.data.view_sizes:
+        return (usual,)
+    from vit_jax.data import several_views
+
+    return usual, *(
+        Variant(data, size, views) for data, views in several_views.find_sized_views(config)
+    )
 
 
 def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
@@ -193,10 +95,15 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     Args:
       examples: to train on.
     """
-    if config.data.native_tokens and (lengths := len(config.data.native_lengths)):
-        return lambda step: int(lengths * _drawn(config.seed, step))
-    entries = _entries(config)
-    if not (entries or config.data.size_schedule):
+    if config.data.patch_sizes:
+        from vit_jax.data import patch_sizes
+
+        return patch_sizes.make_size_choice(config.data, functools.partial(_draw, config.seed))
+    if config.data.native_tokens:
+        from vit_jax.data import native_batches
+
+        return native_batches.Cycle(config).choose
+    if not (config.data.view_sizes or config.data.size_schedule):
         return lambda step: 0
     units = {"batch_size": config.batch_size, "examples_per_epoch": examples}
     total = durations.steps(config.duration, **units)
@@ -204,67 +111,39 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
         from vit_jax.data import size_schedule
 
         return size_schedule.make_choice(config.data, total)
-    starts = [durations.steps(entry.start, **units, total_steps=total) for entry in entries]
+    from vit_jax.data import several_views
 
-    def choose(step: int) -> int:
-        shares = [e.share * (step >= start) for e, start in zip(entries, starts, strict=True)]
-        if not any(shares):
-            return 0
-        drawn = _drawn(config.seed, step)
-        return 1 + int(np.searchsorted(np.cumsum(shares) / sum(shares), drawn, side="right"))
-
-    return choose
+    to_steps = functools.partial(durations.steps, **units, total_steps=total)
+    return several_views.make_choice(config, to_steps, functools.partial(_draw, config.seed))
 
 
-def _drawn(seed: int, step: int) -> float:
+def images_per_step(config: BatchSpec) -> float:
+    """The images of a batch, on average over a cycle of its lengths where there is a budget of patches."""
+    if not config.data.native_budget:
+        return config.batch_size
+    from vit_jax.data import native_batches
+
+    cycle = native_batches.Cycle(config)
+    return cycle.images / cycle.steps
+
+
+def images_before(config: BatchSpec, step: int, skipped: Sequence[tuple[int, int]] = ()) -> int:
+    """The images of the steps 0 to `step` - 1.
+
+    Args:
+      skipped: see `order.data_step`.
+    """
+    if not (config.data.native_budget and step):
+        return step * config.batch_size
+    from vit_jax.data import native_batches
+
+    before = native_batches.Cycle(config).images_before
+    stop = data_step(step - 1, skipped) + 1
+    left_out = sum(before(first + n) - before(first) for first, n in skipped if first < stop)
+    return before(stop) - left_out
+
+
+def _draw(seed: int, step: int) -> float:
     """A number in [0, 1)."""
     bits = np.random.Philox(key=seed + (_CHOICE << 64), counter=step).random_raw()
     return (int(bits) >> 11) * 2.0**-53
-
-
-def _entries(config: BatchSpec) -> list[Sizes]:
-    all_sizes = []
-    for i, options in enumerate(config.data.view_sizes):
-        where = f"config.data.view_sizes: entry {i}"
-        if not isinstance(options, Mapping):
-            raise ConfigError(f"{where}, {options!r}, is no {{'OPTION': VALUE, …}}")
-        all_sizes.append(Sizes(**schema.checked_options(Sizes, dict(options), where, f"{where}: ")))
-    return all_sizes
-
-
-def _again(view: Views, factor: float, where: str) -> Views:
-    """The same parts of the image, `factor` times as large, changed by flips alone."""
-    sides = [side * factor for side in sizes.height_width(view.data.image_size)]
-    if any(side != int(side) for side in sides):
-        size = sizes.size_text(view.data.image_size)
-        raise ConfigError(
-            f"{where}: again = {factor:g} times {size} pixels is no whole number of them"
-        )
-    size = sizes.parse(tuple(map(int, sides)))
-    data = dataclasses.replace(view.data, image_size=size)
-    augment = dataclasses.replace(type(view.augment)(), flip=view.augment.flip)
-    return dataclasses.replace(view, name=view.name + AGAIN, data=data, augment=augment)
-
-
-def augment_views(
-    batch: dict[str, jax.Array], views: Sequence[Views], key: jax.Array, **normalization
-) -> dict[str, jax.Array]:
-    """Augments and normalises views, (B, count, H, W, C) uint8 each, every view with a key of its own.
-
-    Args:
-      batch: has an array for each of `views`.
-      **how: `mean`, `std` and `dtype` of `augment`.
-
-    Returns:
-      The same arrays, of `dtype`.
-    """
-
-    def of_views(view: Views) -> jax.Array:
-        def one(images, number):
-            return augmentation.augment(
-                images, {}, jax.random.fold_in(key, number), view.augment, **normalization
-            )[0]
-
-        return jax.vmap(one, (1, 0), 1)(batch[view.name], jnp.array(view.numbers))
-
-    return {view.name: of_views(view) for view in views}

@@ -28,6 +28,7 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
         "few_shot": "vit_jax.evaluation.few_shot:FewShot",
         "knn": "vit_jax.evaluation.neighbours:Neighbours",
         "early_exit": "vit_jax.evaluation.early_exit.evaluator:EarlyExit",
+        "patch_sizes": "vit_jax.evaluation.patch_sizes:PatchSizes",
         "imagenet_c": "vit_jax.evaluation.corruptions:Corruptions",
         "retrieval": "vit_jax.evaluation.retrieval:Retrieval",
         "zero_shot": "vit_jax.evaluation.zero_shot:ZeroShot",

@@ -29,6 +29,7 @@ from vit_jax.evaluation.forward import data_of, normalized_as
 from vit_jax.export import onnx, openvino
 from vit_jax.export import run as exports
 from vit_jax.models import registry
+from vit_jax.prediction.images import check_one_size
 from vit_jax.prediction.predict import check_head
 from vit_jax.training.upkeep import provenance
 
@@ -97,6 +98,8 @@ def make_classifier(
     """
     data = data_of(run) if data is None else normalized_as(data, run.directory)
     engine = _engine_for(engine, precision)
+    if engine != XLA:
+        check_one_size(data, f"--engine={engine}")
     if engine == XLA or (engine == AUTO and not _may_pay(run)):
         return None
     if jax.process_count() > 1:

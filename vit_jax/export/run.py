@@ -27,7 +27,7 @@ from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import ModelOutput
-from vit_jax.prediction.images import Named, find_images, read_ahead
+from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
@@ -113,6 +113,7 @@ def export_run(
         if value not in known:
             raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
     target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
+    check_one_size(data, "export")
     if run.own is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")
     program = _program(run, data, normalization)

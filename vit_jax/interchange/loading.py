@@ -169,14 +169,22 @@ def load_run(
     )
 
 
-def resized(run: TrainedModel, image_size: sizes.Size | str) -> TrainedModel:
-    """The same model for images of another size: what depends on it, such as position embeddings, is interpolated.
+def resized(
+    run: TrainedModel, image_size: sizes.Size | str, *, patch: int = 0, resize: str = "scipy"
+) -> TrainedModel:
+    """The same model for images of another size, in patches of another: what depends on it, such as position
+    embeddings, is interpolated.
+
+    Args:
+      patch: in pixels; 0: as the model has it.
+      resize: see `load`.
 
     Raises:
-      ConfigError: the model cannot be fitted to that size.
+      ConfigError: the model cannot be fitted to these sizes.
     """
     source, size = run.model_config, sizes.parse(image_size)
     options = tensors_by_name.image_size_option(size) | source.options_for_image_size(size)
+    options |= {"patch": patch} if patch else {}
     target = formats.configure(type(source), vars(source), options)
     definition, like = registry.abstract_weights(target)
     arrays = fitting.adapt(
@@ -185,7 +193,7 @@ def resized(run: TrainedModel, image_size: sizes.Size | str) -> TrainedModel:
         patterns.union(*like),
         target,
         reset=(),
-        resize="scipy",
+        resize=resize,
         where=f"images of {sizes.size_text(size)} pixels",
         reset_option="reset",
     )

@@ -18,7 +18,7 @@ from vit_jax.base.sizes import Size
 from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
 from vit_jax.models.contract import Capture, ModelOutput, PatchBatch
-from vit_jax.models.embeddings import interpolate, resize_patch_embedding
+from vit_jax.models.embeddings import interpolate
 
 # Heads by name: a DeiT has one more for distillation, a Dynamic Vision Transformer those of each exit.
 EXIT = r"(exit_\d+/)?"
@@ -244,7 +244,7 @@ class Patches:
         """How a parameter becomes that of `target`: learned positions named `position`, and the patch embedding."""
         if name == "position":
             return fit_positions(self, target, resize)
-        return fit_patches(name, self, target)
+        return fit_patches(name, self, target, resize)
 
 
 def check_heads(config: ClassifierConfig) -> None:
@@ -277,12 +277,14 @@ def patch_grid(config: ClassifierConfig) -> tuple[int, int]:
 
 
 def fit_patches(
-    name: str, source: ClassifierConfig, target: ClassifierConfig
+    name: str, source: ClassifierConfig, target: ClassifierConfig, resize: str
 ) -> tuple[str, Callable] | None:
     """`ClassifierConfig.fit_parameter` of the patch embedding, for families that cut the image itself into patches."""
     if name != "embedding/kernel" or source.patch == target.patch:
         return None
-    return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch)
+    from vit_jax.models.patch_kernels import resize_patch_embedding
+
+    return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch, method=resize)
 
 
 def fit_positions(

@@ -82,6 +82,21 @@ def images_of(batch: dict[str, jax.Array]) -> jax.Array | PatchBatch:
     return PatchBatch(batch["image"], batch[GRID]) if GRID in batch else batch["image"]
 
 
+def split_images(shape: tuple[int, ...], patch: int) -> tuple[int, ...]:
+    """The shape of an image (H, W, C) split into patches, (H/P, P, W/P, P, C), the same values in the same order. A
+    batch of such images is for a model with this patch.
+    """
+    height, width, channels = shape
+    return height // patch, patch, width // patch, patch, channels
+
+
+def size_and_patch(shape: tuple[int, ...]) -> tuple[tuple[int, int], int]:
+    """Height, width and patch of a batch (B, H, W, C), whose patch is 0, or of `split_images`."""
+    if len(shape) == 4:
+        return shape[1:3], 0
+    return (shape[1] * shape[2], shape[3] * shape[4]), shape[2]
+
+
 def captured(capture: Capture, **arrays: jax.Array) -> dict[str, jax.Array]:
     """Of a layer's `arrays` by name, what `capture` asks for."""
     if callable(capture):

@@ -252,38 +252,6 @@ def pytorch_cubic(new: int, old: int, step: float) -> np.ndarray:
     return matrix
 
 
-def resize_patch_embedding(kernel: np.ndarray, new_patch: int | tuple[int, int]) -> np.ndarray:
-    """The patch embedding for patches of another size (FlexiViT, arXiv 2212.08013 §3.4, "pseudo-inverse resize").
-
-    Of all kernels it is the one whose products with patches resized from the old size to the new come nearest to those
-    of the old kernel with the old patches; to larger patches they are equal. Resizing is bilinear without antialiasing.
-    Never resize what was resized: start from the original.
-
-    Args:
-      kernel: (P, Q, C, D).
-      new_patch: height and width, or one number for both.
-
-    Returns:
-      (p, q, C, D) in the dtype of `kernel`, computed in float64.
-    """
-    new = (new_patch, new_patch) if isinstance(new_patch, int) else tuple(new_patch)
-    if new == kernel.shape[:2]:
-        return kernel
-    # The resize acts on rows and columns apart, and so does its pseudo-inverse.
-    rows, columns = (
-        np.linalg.pinv(_half_pixel(n, old).T) for n, old in zip(new, kernel.shape[:2], strict=True)
-    )
-    return np.einsum(
-        "pP,qQ,PQcd->pqcd", rows, columns, kernel.astype(np.float64), optimize=True
-    ).astype(kernel.dtype)
-
-
-def _half_pixel(new: int, old: int) -> np.ndarray:
-    """(new, old) weights of linear interpolation at the centres of `new` pixels that cover `old` ones."""
-    at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
-
-
 def _bicubic(new: int, old: int) -> np.ndarray:
     """(new, old) weights of `resize_images` along an axis."""
     at = (np.arange(new) + 0.5) * old / new - 0.5

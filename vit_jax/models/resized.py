@@ -1,5 +1,5 @@
-"""A model at another image size inside a compiled step: the same parameters, what depends on the size of
-images fitted by matrices, so that gradients reach the parameters.
+"""A model at another image or patch size inside a compiled step: the same parameters, what depends on the sizes
+fitted by matrices, so that gradients reach the parameters.
 
 `classifier.ClassifierConfig.fit_parameter`, which this calls, fits a checkpoint to another size once, on the host.
 """
@@ -16,6 +16,7 @@ from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.models import classifier, registry
+from vit_jax.models.patch_kernels import patch_matrix
 
 METHODS = ("torch", "dinov2")
 SCHEDULED = (
@@ -23,11 +24,19 @@ SCHEDULED = (
 )
 
 
-def config_at(config: classifier.ClassifierConfig, image_size: Size) -> classifier.ClassifierConfig:
-    """A model's config for images of another size. Raises `ConfigError` if patches do not divide it."""
-    return dataclasses.replace(
-        config, **{"image_size": image_size} | config.options_for_image_size(image_size)
-    )
+def config_at(
+    config: classifier.ClassifierConfig, image_size: Size, patch: int = 0
+) -> classifier.ClassifierConfig:
+    """A model's config for images of another size, and patches of another if that is not 0. Raises `ConfigError` if
+    patches do not divide it, or it has none.
+    """
+    options = config.options_for_image_size(image_size)
+    if patch:
+        reason = config.fixed_size_reason
+        if reason or not hasattr(config, "patch"):
+            raise ConfigError(f"it has one patch size alone: {reason or 'it has no patches'}")
+        options["patch"] = patch
+    return dataclasses.replace(config, **{"image_size": image_size} | options)
 
 
 def check_resized(
@@ -53,12 +62,16 @@ def resized(
     fits = _fits(config, target, resize)
 
     def fit(name: str, x: jax.Array) -> jax.Array:
-        if name not in fits:
-            return x
-        if fits[name].ndim == 3:
-            return jnp.asarray(fits[name], x.dtype)
         exact = jax.lax.Precision.HIGHEST
-        return jnp.einsum("nr,brd->bnd", fits[name], x, precision=exact)
+        match fits.get(name):
+            case None:
+                return x
+            case (rows, columns):  # of a kernel of patches
+                return jnp.einsum("pP,qQ,PQcd->pqcd", rows, columns, x, precision=exact)
+            case fit if fit.ndim == 3:
+                return jnp.asarray(fit, x.dtype)
+            case fit:
+                return jnp.einsum("nr,brd->bnd", fit, x, precision=exact)
 
     weights = registry.split(model)[1]
     definition = registry.abstract(target)[0]
@@ -81,9 +94,9 @@ def tables(
 @functools.lru_cache(maxsize=16)
 def _fits(
     config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.ndarray | tuple[np.ndarray, np.ndarray]]:
     """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it; or the table (1, new rows,
-    D), where that is computed for a size.
+    D), where that is computed for a size. Of a kernel of patches (P, Q, C, D) the two matrices of its sides.
     """
     trees = [registry.abstract_weights(model_config)[1] for model_config in (config, target)]
     by_name = {}
@@ -93,6 +106,11 @@ def _fits(
         ):
             step = config.fit_parameter(name, target, resize=resize)
             if before.shape == after.shape and step is None:
+                continue
+            if step and name == "embedding/kernel":
+                sides = zip(after.shape[:2], before.shape[:2], strict=True)
+                both = [patch_matrix(*side, resize).astype(np.float32) for side in sides]
+                by_name[name] = tuple(both)
                 continue
             in_layers = patterns.is_stacked(name)
             if step is None or in_layers or len(before.shape) != 3 or before.shape[0] != 1:

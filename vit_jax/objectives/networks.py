@@ -22,7 +22,7 @@ from vit_jax.data import views
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.labels.segments import PanopticTable
 from vit_jax.models import classifier, registry
-from vit_jax.models.contract import GRID
+from vit_jax.models.contract import GRID, size_and_patch
 from vit_jax.models.lora import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
@@ -140,24 +140,28 @@ class Networks:
             self, model_config=choices.with_compute_dtype(self.model_config), teachers=teachers
         )
 
-    def at_size(self, image_size: Size) -> "Networks":
-        """The same for images of another size. The parameters stay as they are; in the program, their tables of
-        positions are interpolated.
+    def at_size(self, image_size: Size, patch: int = 0) -> "Networks":
+        """The same for images of another size, in patches of another. The parameters stay as they are; in the program,
+        their tables of positions are interpolated and the kernels of patches resized.
+
+        Args:
+          patch: in pixels; 0: as the model has it.
 
         Raises:
-          ConfigError: patches do not divide the images.
+          ConfigError: patches do not divide the images, or the family has one patch size.
         """
-        if sizes.height_width(image_size) == self.model_config.height_width:
+        same_patch = patch in (0, getattr(self.model_config, "patch", 0))
+        if same_patch and sizes.height_width(image_size) == self.model_config.height_width:
             return self
         from vit_jax.models.resized import config_at
 
-        config = config_at(self.model_config, sizes.parse(image_size))
+        config = config_at(self.model_config, sizes.parse(image_size), patch)
         return dataclasses.replace(self, model_config=config, stored=self.model_config)
 
     def for_batch(self, batch: Batch) -> "Networks":
-        """The same for the images of a batch, whose size a schedule may have changed."""
+        """The same for the images of a batch, whose size or patch a schedule may have changed."""
         has_size = "image" in batch and GRID not in batch
-        return self.at_size(batch["image"].shape[1:3]) if has_size else self
+        return self.at_size(*size_and_patch(batch["image"].shape)) if has_size else self
 
     @functools.cached_property
     def objective(self) -> Objective:
@@ -300,7 +304,9 @@ def model_config_of(config: Any, num_classes: int) -> classifier.ClassifierConfi
 def durations_of(config: Any, examples_per_epoch: int | None) -> Callable[..., int]:
     """A duration of a run's config in steps; of one in percent also `total_steps` must be given."""
     return functools.partial(
-        durations.steps, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch
+        durations.steps,
+        batch_size=views.images_per_step(config),
+        examples_per_epoch=examples_per_epoch,
     )
 
 

@@ -7,9 +7,9 @@ import time
 
 import jax
 
-from vit_jax.base import logs, sizes
-from vit_jax.base.sizes import Size
+from vit_jax.base import logs
 from vit_jax.compute import flops
+from vit_jax.data.views import Variant
 from vit_jax.devices import meshes
 from vit_jax.planning import hlo, kernels
 from vit_jax.planning.target import Target
@@ -96,10 +96,10 @@ class OutOfMemory(Exception):
 
 
 def trace(
-    assembly: Assembly, devices: list, image_size: Size | None = None
+    assembly: Assembly, devices: list, variant: Variant | None = None
 ) -> tuple[jax.sharding.Mesh, states.TrainState, jax.stages.Traced]:
-    """Traces the step that `train` would run on these devices; of a schedule of sizes that of `image_size`, by default
-    the largest.
+    """Traces the step that `train` would run on these devices; where images or patches have several sizes that of
+    `variant`, by default the largest.
 
     Raises:
       ConfigError: mesh or batch do not fit them.
@@ -111,20 +111,20 @@ def trace(
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
         batch = assembly.abstract_batch(mesh)
-        if image_size is not None:
-            shape = sizes.height_width(image_size)
+        if variant is not None:
+            ((name, shape),) = variant.shapes
             batches = assembly.abstract_batches(mesh)
-            batch = next(batch for batch in batches if batch["image"].shape[1:3] == shape)
+            batch = next(batch for batch in batches if batch[name].shape[1:] == shape)
         return mesh, state, step.trace(state, batch)
 
 
-def prepare(assembly: Assembly, target: Target, image_size: Size | None = None) -> Step:
+def prepare(assembly: Assembly, target: Target, variant: Variant | None = None) -> Step:
     """Traces and lowers the step that `train` would run on the target; arguments as of `trace`.
 
     Raises:
       ConfigError: mesh or batch do not fit the target.
     """
-    mesh, state, traced = trace(assembly, target.devices, image_size)
+    mesh, state, traced = trace(assembly, target.devices, variant)
     with jax.set_mesh(mesh):
         replicas = meshes.batch_shards(mesh)
         kept = [

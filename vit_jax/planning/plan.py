@@ -6,11 +6,10 @@ import math
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import tiers
 from vit_jax.compute import choices
-from vit_jax.data import sources
+from vit_jax.data import sources, views
 from vit_jax.data.options import Data
 from vit_jax.data.sources.known_sets import NAMED
 from vit_jax.data.splits import select
@@ -128,7 +127,7 @@ def make_plan(
     else:
         step_collectives = collectives.find(compiled.program, slices=target.slices)
         plan["collectives"] = collectives.summary(step_collectives)
-    if assembly.config.data.size_schedule:
+    if assembly.config.data.size_schedule or assembly.config.data.patch_sizes:
         plan["sizes"] = _by_size(plan, assembly, target)
     if target.chip:
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
@@ -136,31 +135,43 @@ def make_plan(
 
 
 def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
-    """A row for each entry of `config.data.size_schedule`: its steps, and what one takes. `plan` is of the largest."""
-    phases = assembly.phases()
-    largest = max(phases, key=lambda phase: math.prod(sizes.height_width(phase.image_size)))
-    kept = ("flops_per_device", "seconds")
-    rows = []
-    by_size = {largest.image_size: {name: plan[name] for name in kept if name in plan}}
-    for phase in phases:
-        size = phase.image_size
-        if size not in by_size:
-            step = compiling.prepare(assembly, target, size)
-            by_size[size] = {"flops_per_device": step.flops / len(target.devices)}
+    """A row for each entry of `config.data.size_schedule` or `patch_sizes`: its steps, and what one takes. `plan` is of
+    the largest step.
+    """
+    variants = views.variants(assembly.config)
+    networks = [assembly.networks.at_size(v.data.image_size, v.patch) for v in variants]
+    flops = [assembly.passes * at_size.objective.flops() for at_size in networks]
+    longest, kept = variants[flops.index(max(flops))], ("flops_per_device", "seconds")
+    rows, costs = [], {longest.shapes[0][1]: {name: plan[name] for name in kept if name in plan}}
+    steps = _steps_by_size(assembly)
+    for variant, at_size, number, row in zip(variants, networks, flops, steps, strict=True):
+        ((_, shape),) = variant.shapes
+        if shape not in costs:
+            step = compiling.prepare(assembly, target, variant)
+            costs[shape] = {"flops_per_device": step.flops / len(target.devices)}
             compiled = compiling.compile(step) if target.chip else None
             if target.tpu:
-                networks = assembly.networks.at_size(size)
-                at_size = dataclasses.replace(assembly, model_config=networks.model_config)
-                on_tpu = _on_tpu(plan | by_size[size], at_size, target, step, compiled)
-                by_size[size]["seconds"] = on_tpu["seconds"]
+                resized = dataclasses.replace(assembly, model_config=at_size.model_config)
+                on_tpu = _on_tpu(plan | costs[shape], resized, target, step, compiled)
+                costs[shape]["seconds"] = on_tpu["seconds"]
             elif target.gpu:
-                by_size[size]["seconds"] = _on_gpu(target, step, compiled.program)["seconds"]
-        rows.append(
-            {"image_size": size, "first_step": phase.first + 1, "steps": phase.stop - phase.first}
-            | {"model_flops_per_step": phase.step_flops}
-            | by_size[size]
-        )
+                costs[shape]["seconds"] = _on_gpu(target, step, compiled.program)["seconds"]
+        rows.append(row | {"model_flops_per_step": number} | costs[shape])
     return rows
+
+
+def _steps_by_size(assembly: Assembly) -> list[dict]:
+    """The steps of each of `views.variants`; of patches drawn by their shares as many as are expected."""
+    data, total = assembly.config.data, assembly.total_steps
+    if data.patch_sizes:
+        from vit_jax.data import patch_sizes
+
+        shares = patch_sizes.find_sizes(data)
+        return [{"patch": size, "steps": round(share * total)} for size, share in shares.items()]
+    return [
+        {"image_size": p.image_size, "first_step": p.first + 1, "steps": p.stop - p.first}
+        for p in assembly.phases()
+    ]
 
 
 def _on_tpu(
@@ -229,7 +240,7 @@ def _local_disk(step: compiling.Step, target: Target) -> int:
 
 def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict:
     config, model = assembly.config, assembly.model_config
-    devices = len(target.devices)
+    devices, images = len(target.devices), views.images_per_step(config)
     replicas = meshes.batch_shards(step.mesh)
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
@@ -241,10 +252,10 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
         "remat": remat,
         "unroll": model.unroll,
         "optimizer": config.optim.name,
-        "batch_size": config.batch_size,
-        "batch_per_chip": config.batch_size / target.chips,
+        "batch_size": images,
+        "batch_per_chip": images / target.chips,
         "accumulate": config.accumulate,
-        "batch_per_pass": config.batch_size / replicas / config.accumulate,
+        "batch_per_pass": images / replicas / config.accumulate,
         "steps": assembly.total_steps,
         "parameters": registry.count_parameters(model),
         "model_flops_per_step": assembly.step_flops,

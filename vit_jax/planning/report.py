@@ -81,18 +81,21 @@ def _matrices(matrices: dict) -> str:
 
 
 def _sizes(plan: dict) -> list[tuple[str, str]]:
-    """The steps of a schedule of image sizes, and the products of all together."""
+    """The steps of each size of images or patches, and the products of all together."""
     if "sizes" not in plan:
         return []
     rows, total, largest = [], 0.0, 0.0
     for row in plan["sizes"]:
         total += row["steps"] * row["flops_per_device"]
         largest += row["steps"] * plan["flops_per_device"]
-        text = f"{row['steps']:,} steps from {row['first_step']:,}, {row['flops_per_device']:.3g} FLOP a device"
+        start = f" from {row['first_step']:,}" if "first_step" in row else ""
+        text = f"{row['steps']:,} steps{start}, {row['flops_per_device']:.3g} FLOP a device"
         if "seconds" in row:
             seconds = row["seconds"]
             text += f", {_ms(seconds['expected'])} expected, {_ms(seconds['floor'])} floor"
-        rows.append((f"  {sizes.size_text(row['image_size'])} px", text))
+        patch = row.get("patch")
+        name = f"patches of {patch}" if patch else f"{sizes.size_text(row['image_size'])} px"
+        rows.append((f"  {name}", text))
     saved = (
         f"{total:.3g} FLOP a device, {1 - total / largest:.1%} less than all at the largest size"
     )

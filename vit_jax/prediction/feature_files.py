@@ -19,7 +19,13 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.install import pip_install
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.models.layer_features import LayerFeatures
-from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
+from vit_jax.prediction.features import (
+    NativeLayer,
+    Wanted,
+    at_size,
+    compile_features,
+    compute_features,
+)
 from vit_jax.prediction.images import Named
 
 _EVERY = 10.0  # seconds between two lines on how far it is
@@ -59,7 +65,8 @@ def write_features(
       files: images, see `images.find_images`.
       target: from `file_to_write`. FILE.npz has `files` (n,), `features` (n, D) float32 and of each layer
         `LAYER.class_token` (n, D), where there is one, and `LAYER.map` (n, h, w, D) or `LAYER.patches` (n, N, D), or
-        `LAYER.tokens` without a grid; FILE.parquet has a column for each, and a row for each image.
+        `LAYER.tokens` without a grid; of images at sizes of their own `grids` (n, 2), the rows and columns of their
+        patches, of which further ones are zero; FILE.parquet has a column for each, and a row for each image.
       wanted: which features; by default the input of the head alone.
 
     Returns:
@@ -72,7 +79,13 @@ def write_features(
     """
     wanted = wanted or Wanted()
     run = at_size(run, wanted)
-    batches = compute_features(run, files, batch_size, compile_features(run, wanted))
+    compiled = compile_features(run, wanted)
+    if wanted.maps and compiled.native:
+        raise ConfigError(
+            "maps of images at sizes of their own have several shapes, which the file cannot have: pass --layers "
+            "without --maps, for patches and `grids`, their rows and columns; or --native_tokens=0, for one size"
+        )
+    batches = compute_features(run, files, batch_size, compiled)
     good, bad, began = 0, 0, time.monotonic()
     logged_at = began
     with outputs.writing(target) as partial:
@@ -101,6 +114,8 @@ def _arrays(layers: Sequence[LayerFeatures], maps: bool) -> dict[str, np.ndarray
         name = layer.name.replace("/", ".")
         if layer.has_class_token:
             arrays[f"{name}.class_token"] = layer.class_token
+        if isinstance(layer, NativeLayer):
+            arrays["grids"] = layer.grids
         if layer.grid is None:
             arrays[f"{name}.tokens"] = layer.tokens
         elif maps:
@@ -118,7 +133,9 @@ class _Npz:
         self._open = contextlib.ExitStack()
         self._scratch = functools.partial(tempfile.TemporaryFile, dir=path.parent)
         self._names, self._longest = self._open.enter_context(self._scratch()), 1
-        self._arrays: dict[str, tuple[Any, tuple[int, ...]]] = {}  # file and shape of an image's
+        self._arrays: dict[
+            str, tuple[Any, tuple[int, ...], str]
+        ] = {}  # file, shape of an image's, type
         self._count = 0
 
     def __enter__(self) -> "_Npz":
@@ -127,8 +144,11 @@ class _Npz:
     def add(self, names: list[str], arrays: dict[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             if name not in self._arrays:
-                self._arrays[name] = self._open.enter_context(self._scratch()), array.shape[1:]
-            self._arrays[name][0].write(np.ascontiguousarray(array, "<f4"))
+                kind = "<i4" if np.issubdtype(array.dtype, np.integer) else "<f4"
+                file = self._open.enter_context(self._scratch())
+                self._arrays[name] = file, array.shape[1:], kind
+            file, _, kind = self._arrays[name]
+            file.write(np.ascontiguousarray(array, kind))
         self._names.writelines(f"{name}\0".encode("utf-8", "surrogateescape") for name in names)
         self._count += len(names)
         self._longest = max(self._longest, *map(len, names))
@@ -141,8 +161,8 @@ class _Npz:
     def _write(self) -> None:
         width = f"<U{self._longest}"
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            for name, (file, shape) in self._arrays.items():
-                with _entry(archive, name, "<f4", (self._count, *shape)) as entry:
+            for name, (file, shape, kind) in self._arrays.items():
+                with _entry(archive, name, kind, (self._count, *shape)) as entry:
                     file.seek(0)
                     shutil.copyfileobj(file, entry, _BLOCK)
             with _entry(archive, "files", width, (self._count,)) as entry:

@@ -2,9 +2,11 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
@@ -16,6 +18,7 @@ from vit_jax.evaluation import windows
 from vit_jax.evaluation.forward import data_of, make_features
 from vit_jax.interchange import loading
 from vit_jax.models import layer_features, registry
+from vit_jax.models.contract import PatchBatch
 from vit_jax.models.layer_features import LayerFeatures
 from vit_jax.prediction.images import Compiled, Named, native_size, read_ahead
 
@@ -32,7 +35,7 @@ class Wanted:
         stride the model's own windows slide over images of this size.
       stride: pixels from one window to the next; 0: no windows.
       native_tokens: each image is seen at the size and aspect of its own that so many patches allow, see
-        `data.native_sizes`; 0: all are seen at one size.
+        `data.native_sizes`; 0: all are seen at one size; `None`: as in the run, unless `image_size` or `stride` is set.
     """
 
     layers: tuple[layer_features.Layer, ...] = ()
@@ -40,7 +43,7 @@ class Wanted:
     norm: bool = True
     image_size: Size | None = None
     stride: int = 0
-    native_tokens: int = 0
+    native_tokens: int | None = None
 
 
 _POOLED = Wanted()
@@ -69,17 +72,17 @@ def compile_features(run: TrainedModel, wanted: Wanted = _POOLED) -> Compiled:
     """
     definition, weights = registry.split(run.model)
     data = data_of(run)
-    if wanted.native_tokens:
-        if any((wanted.layers, wanted.maps, wanted.image_size, wanted.stride)):
-            raise ConfigError(
-                "native_tokens gives the features that the head reads: set it without layers, maps, image_size and "
-                "stride"
-            )
-        native = native_size(run, data, wanted.native_tokens)
-        features = make_features(definition, run.model_config, data)
-        return Compiled(data, jax.jit(features), native)
+    of_one_size = wanted.image_size is not None or wanted.stride
+    if of_one_size and wanted.native_tokens:
+        raise ConfigError(
+            f"native_tokens = {wanted.native_tokens} gives each image a size of its own: set it without image_size and "
+            "stride"
+        )
+    native = None if of_one_size else native_size(run, data, wanted.native_tokens)
     layers = layer_features.check_layers(run.model_config, wanted.layers) if wanted.layers else ()
     features = make_features(definition, run.model_config, data, layers, norm=wanted.norm)
+    if native:
+        return Compiled(data, jax.jit(_with_grids(features)), native)
     image = jax.ShapeDtypeStruct((1, *crops.shape(data)), np.uint8)
     layer_shapes = jax.eval_shape(features, weights, image)[1]
     if wanted.maps or wanted.stride:
@@ -93,6 +96,45 @@ def compile_features(run: TrainedModel, wanted: Wanted = _POOLED) -> Compiled:
         features = windows.slide(features, data.image_size, size, wanted.stride, grids)
         data = data_of(dataclasses.replace(run, config=loading.prepared_at(run, size)))
     return Compiled(data, jax.jit(features))
+
+
+@flax.struct.dataclass
+class NativeLayer(layer_features.LayerFeatures):
+    """What a layer gives of images at sizes of their own.
+
+    Attributes:
+      grids: (B, 2), the rows and columns of the patches of each image; further patches are zero.
+    """
+
+    grids: jax.Array | np.ndarray
+
+    @property
+    def map(self) -> list[np.ndarray]:
+        """(h, w, D) of each image."""
+        grids = np.asarray(self.grids).tolist()
+        return [
+            x[: rows * columns].reshape(rows, columns, -1)
+            for x, (rows, columns) in zip(self.patches, grids, strict=True)
+        ]
+
+
+def _with_grids(features: Callable) -> Callable:
+    """`make_features` of images at sizes of their own, whose layers are `NativeLayer`."""
+
+    def of_patches(weights: registry.Weights, images: PatchBatch):
+        pooled, layers = features(weights, images)
+        padded, length = [], images.patches.shape[1]
+        for layer in layers:
+            count = layer.tokens.shape[1]
+            real = jnp.arange(count) < images.lengths(count)[:, None]
+            tokens = jnp.where(real[..., None], layer.tokens, 0)
+            grid = (1, length)  # of the array
+            padded.append(
+                NativeLayer(tokens, layer.name, grid, layer.has_class_token, images.grids)
+            )
+        return pooled, tuple(padded)
+
+    return of_patches
 
 
 def compute_features(

@@ -96,12 +96,15 @@ class Compiled(NamedTuple):
         return native_sizes.pad_batch(good, rows=rows, **size), real
 
 
-def native_size(run: TrainedModel, data: Data, tokens: int) -> tuple[int, int]:
-    """`Compiled.native` for images of up to `tokens` patches.
+def native_size(run: TrainedModel, data: Data, tokens: int | None) -> tuple[int, int] | None:
+    """`Compiled.native` for images of up to `tokens` patches; 0: all have one size; `None`: as the run was trained.
 
     Raises:
       ConfigError: the model takes images of one size alone, or the run permutes them.
     """
+    tokens = data.native_tokens if tokens is None else tokens
+    if not tokens:
+        return None
     if reason := run.model_config.fixed_size_reason:
         raise ConfigError(
             f"native_tokens is {tokens}, but the model takes images of one size alone: {reason}"
@@ -115,6 +118,16 @@ def native_size(run: TrainedModel, data: Data, tokens: int) -> tuple[int, int]:
         "in place of that, each image is seen whole, at the size of up to %d patches of %d pixels", tokens, patch
     )  # fmt: skip
     return patch, tokens
+
+
+def check_one_size(data: Data, what: str) -> None:
+    """Raises `ConfigError` for a run whose images have sizes of their own: `what` takes images of one."""
+    if data.native_tokens:
+        raise ConfigError(
+            f"{what} has images of one size, and the run was trained with images at sizes of their own "
+            f"(config.data.native_tokens = {data.native_tokens}), as 'vit_jax predict' and 'evaluate' see them; for "
+            "images cut to config.data.image_size set --config.data.native_tokens=0"
+        )
 
 
 ImageFile = (

@@ -1,8 +1,9 @@
-"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, and how
-the model is computed; what `predict` and `convert` may: how images are prepared. Anything else would
-have no effect, and is refused.
+"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, how the model is
+computed, and for images and patches of which sizes; what `predict` and `convert` may: how images are prepared.
+Anything else would have no effect, and is refused.
 """
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,15 +20,20 @@ from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import crops, sources
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import leakage
+from vit_jax.evaluation.patch_sizes import NAME as PATCH_SIZES
 from vit_jax.interchange import loading
+from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.resized import config_at
 
 _SECTIONS = ("data", "eval")
 _OF_TRAINING = {
     *(f"data.{name}" for name in crops.TRAINING), "data.repeats",
     "eval.every", "eval.best", "eval.patience", "eval.target",
 }  # fmt: skip
-_FIELDS = ("batch_size", "model.dtype")
-_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels")
+_FIELDS = ("batch_size", "model.dtype", "init_resize")
+_OF_IMAGES = (
+    "mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels", "native_tokens",
+)  # fmt: skip
 
 
 def load_to_evaluate(
@@ -50,8 +56,21 @@ def load_to_evaluate(
         has no effect on an evaluation; raised before the model is read.
       CheckpointError: see `loading.load_run`.
     """
-    config, options = config_to_evaluate(path, changes, model_options, needs_data=needs_data)
-    return loading.load_run(path, model_options=model_options, **options), config
+    config, options, fit = config_to_evaluate(path, changes, model_options, needs_data=needs_data)
+    run = loading.load_run(path, model_options=model_options, **options)
+    return at_sizes(run, config, fit), config
+
+
+def at_sizes(run: TrainedModel, config: Config, fit: Mapping[str, Any]) -> TrainedModel:
+    """The model for images of the size of `config`; `fit` is that of `config_to_evaluate`."""
+    if not fit:
+        return run
+    if run.own:
+        raise ConfigError(
+            "the model answers by what its objective owns, which is for images and patches of the run's sizes: leave "
+            "config.data.image_size and config.model.patch out"
+        )
+    return loading.resized(run, config.data.image_size, **fit)
 
 
 def config_to_evaluate(
@@ -60,9 +79,9 @@ def config_to_evaluate(
     model_options: Mapping[str, Any] | None = None,
     *,
     needs_data: bool = True,
-) -> tuple[Config, dict[str, Any]]:
-    """The config to evaluate a trained model with, and the options of how it is computed that `changes` set;
-    see `load_to_evaluate`.
+) -> tuple[Config, dict[str, Any], dict[str, Any]]:
+    """The config to evaluate a trained model with; the options of how it is computed that `changes` set; and those of
+    `loading.resized` if images or patches have other sizes than the model's, else none. See `load_to_evaluate`.
     """
     changes = list(changes)
     checkpoint = loading.read_model(path, model_options)
@@ -79,14 +98,11 @@ def config_to_evaluate(
             f"{path} is not a run of yours and names no data: set what to evaluate on, --config.data.name=imagenet2012 "
             "or --config.data.name=folder --config.data.path=FOLDER"
         )
-    check_changes(changes, tuple(schema.with_role(type(model_config), "compute")))
+    fitted = () if model_config.fixed_size_reason else ("patch",)
+    compute = schema.with_role(type(model_config), "compute")
+    check_changes(changes, (*compute, *fitted))
     typed = schema.typed(config_class(config), config)
-    if typed.data.image_size != model_config.image_size:
-        raise ConfigError(
-            f"config.data.image_size is {sizes.size_text(typed.data.image_size)}, but the model takes images of "
-            f"{sizes.size_text(model_config.image_size)} pixels; for another size fine-tune it, with "
-            f"--config.init_from={path}"
-        )
+    typed, fit = _fit(typed, model_config, dict(changes))
     if typed.data.channels != model_config.channels:
         raise ConfigError(
             f"config.data.channels is {typed.data.channels}, but the model takes images of {model_config.channels} "
@@ -99,8 +115,36 @@ def config_to_evaluate(
         sources.check_features(typed.data)
     typed = leakage.judge_whole(typed, trained_on, description.get("training_data", ""), changed)
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
-    options = {name: config.model[name] for name in of_model if config.model[name] is not None}
-    return typed, options
+    options = {n: config.model[n] for n in of_model - {*fitted} if config.model[n] is not None}
+    return typed, options, fit
+
+
+def _fit(
+    config: Config, model: ClassifierConfig, changes: Mapping[str, str]
+) -> tuple[Config, dict[str, Any]]:
+    """`config` and the options of `loading.resized`, see `config_to_evaluate`."""
+    size, old = config.data.image_size, model.image_size
+    patch = config.model.patch if "model.patch" in changes else None
+    entries = config.eval.evaluators
+    if patch and "eval.evaluators" not in changes:  # not each of the run's patch sizes
+        names = [entry if isinstance(entry, str) else entry[0] for entry in entries]
+        entries = tuple(e for e, name in zip(entries, names, strict=True) if name != PATCH_SIZES)
+        config = dataclasses.replace(
+            config, eval=dataclasses.replace(config.eval, evaluators=entries)
+        )
+    patch = 0 if patch in (None, getattr(model, "patch", None)) else patch
+    if size == old and not patch:
+        return config, {}
+    config_at(model, size, patch)
+    data = config.data
+    if size != old and "data.eval_resize" not in changes:  # the same share of an image
+        share = min(sizes.height_width(size)) / min(sizes.height_width(old))
+        data = dataclasses.replace(data, eval_resize=round(share * data.eval_resize))
+    crops.check_crops(data)
+    # As steps of several sizes do; else as fine-tuning does.
+    resize = "bilinear" if patch or data.patch_sizes else "scipy"
+    resize = config.init_resize if "init_resize" in changes else resize
+    return dataclasses.replace(config, data=data), {"patch": patch, "resize": resize}
 
 
 def check_changes(

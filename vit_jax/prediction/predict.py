@@ -129,7 +129,7 @@ def check_head(run: TrainedModel) -> None:
 def make_best(
     run: TrainedModel,
     logits_of: Callable[[np.ndarray], np.ndarray] | None = None,
-    native_tokens: int = 0,
+    native_tokens: int | None = None,
 ) -> Compiled:
     """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
     each.
@@ -137,7 +137,7 @@ def make_best(
     Args:
       logits_of: what computes the logits of images instead of XLA, with weights of its own.
       native_tokens: each image is seen at the size and aspect of its own that so many patches allow, see
-        `data.native_sizes`; 0: all are seen at one size.
+        `data.native_sizes`; 0: all are seen at one size; `None`: as the run was trained.
 
     Raises:
       ConfigError: see `images.native_size`.
@@ -149,7 +149,7 @@ def make_best(
             lambda logits, topk: jax.lax.top_k(activation(logits), topk), static_argnums=1
         )
         return Compiled(data, lambda _, images, topk: ranked(logits_of(images), topk))
-    native = native_size(run, data, native_tokens) if native_tokens else None
+    native = native_size(run, data, native_tokens)
     forward = make_forward(definition, run.model_config, data)
 
     @functools.partial(jax.jit, static_argnums=2)

@@ -22,6 +22,7 @@ from vit_jax.inspection.contract import picture_of
 from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.layout import layouts
+from vit_jax.prediction.images import check_one_size
 
 
 class Network:
@@ -45,6 +46,7 @@ class Network:
           ConfigError: it is not known how images are normalised, or the engine cannot have the model.
         """
         self.data, self.classes = data_of(run), tuple(run.classes)
+        check_one_size(self.data, "serve")
         self.sizes, self.step, self._model_config = batch_sizes(largest), run.step, run.model_config
         definition, weights = registry.split(run.model)
         self._weights = on_first_device(weights)

@@ -72,36 +72,38 @@ class Outline:
 
     @property
     def step_flops(self) -> int:
-        """Operations of a training step, with images of `config.data.image_size` or the most patches: one forward pass
-        of every image and two more for its gradient, all twice in sharpness-aware training; see `Objective.flops`.
+        """Operations of a training step, with images of `config.data.image_size` in the costliest number of patches:
+        one forward pass of every image and two more for its gradient, all twice in sharpness-aware training; see
+        `Objective.flops`.
         """
+        if self.config.data.native_tokens or self.config.data.patch_sizes:
+            from vit_jax.training import phases
+
+            return max(phases.flops_of_variants(self))
+        return self.passes * self.networks.objective.flops()
+
+    @property
+    def passes(self) -> int:
+        """Of an image's forward pass that a step counts as, for all its images together."""
         gradients = 2 if takes_two_gradients(self.config.optim) else 1
-        networks, data = self.networks, self.config.data
-        if data.native_tokens:  # a row of patches, as many as an image has at most, costs the same
-            tokens = max(data.native_lengths, default=data.native_tokens)
-            networks = networks.at_size((data.native_patch, data.native_patch * tokens))
-        return 3 * gradients * networks.objective.flops() * self.config.batch_size
+        return 3 * gradients * self.config.batch_size
 
     def phases(self) -> "tuple[Phase, ...]":
         """The steps of a run with `config.data.size_schedule`, by the size of their images."""
         from vit_jax.training.phases import find_phases
 
-        passes = self.step_flops // self.networks.objective.flops()
-        return find_phases(self.config.data, self.networks, self.total_steps, passes)
+        return find_phases(self.config.data, self.networks, self.total_steps, self.passes)
 
     def flops(self, first: int = 0, stop: int | None = None) -> int:
         """Operations of the steps `first` to `stop` - 1, from 0; by default of the whole run."""
         stop = self.total_steps if stop is None else stop
         if self.config.data.size_schedule:
             return sum(phase.flops(first, stop) for phase in self.phases())
-        if self.config.data.native_lengths:
-            choose = views.make_choice(self.config, 1)
-            each = [self._with_data(v.data).step_flops for v in views.variants(self.config)]
-            return sum(each[choose(step)] for step in range(first, stop))
-        return self.step_flops * (stop - first)
+        if self.config.data.native_tokens or self.config.data.patch_sizes:
+            from vit_jax.training import phases
 
-    def _with_data(self, data: Data) -> "Outline":
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, data=data))
+            return phases.flops_of_steps(self, first, stop)
+        return self.step_flops * (stop - first)
 
     @property
     def keeps_average(self) -> bool:
@@ -310,7 +312,7 @@ def outline(
         )
     data = DataFacts(num_classes, examples_per_epoch, multi_label, masks)
     networks = Networks.from_config(config, data)
-    if config.data.size_schedule:
+    if config.data.size_schedule or config.data.patch_sizes:
         from vit_jax.training import phases
 
         phases.check_phases(config, networks)

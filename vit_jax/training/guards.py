@@ -19,6 +19,7 @@ from vit_jax.base import buckets, outputs, places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, storage
 from vit_jax.config import Config, config_class
+from vit_jax.data import views
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.sources import fingerprint
@@ -140,9 +141,11 @@ def _flat(tree, prefix: str):
 def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises `ConfigError` unless batches can be split evenly over the mesh."""
     replicas = meshes.batch_shards(mesh)
-    part = config.batch_size // config.accumulate
-    sizes = {"batch_size / accumulate": part, "eval.batch_size": config.eval.batch_size}
-    for name, size in sizes.items():
+    sizes = [("eval.batch_size", config.eval.batch_size)]
+    for variant in views.variants(config):
+        name = "data.native_multiple: a batch" if config.data.native_budget else "batch_size"
+        sizes.append((f"{name} / accumulate", variant.batch_size // config.accumulate))
+    for name, size in sizes:
         if size % replicas:
             raise ConfigError(
                 f"config.{name} = {size} cannot be spread over {replicas} devices (data x fsdp); "

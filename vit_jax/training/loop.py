@@ -231,7 +231,7 @@ class _Run:
         kept = config.checkpoint
         durations = (config.log.every, config.eval.every, kept.every, kept.local_every)
         log_every, eval_every, save_every, local_every = map(self.assembly.to_steps, durations)
-        self.meter.read_wait = batches.read_wait
+        self.meter.batches = batches
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)

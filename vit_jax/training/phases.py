@@ -1,15 +1,18 @@
-"""The steps of a run with a schedule of image sizes (`config.data.size_schedule`), by the size of their images: whether
-the networks can learn from it, and what the steps cost. Which step has which size is in `data.size_schedule`.
+"""The steps of a run whose images or patches have several sizes (`config.data.size_schedule`, `patch_sizes`): whether
+the networks can learn from it, and what the steps cost. Which step has which size is in `data.size_schedule` and
+`data.patch_sizes`.
 """
 
 import dataclasses
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.sizes import Size
 from vit_jax.config import Config
-from vit_jax.data import size_schedule
+from vit_jax.data import native_batches, patch_sizes, size_schedule, views
 from vit_jax.data.options import Data
 from vit_jax.models import resized
 from vit_jax.objectives.networks import Networks
@@ -66,9 +69,24 @@ def describe(phases: Sequence[Phase]) -> str:
     )
 
 
+def describe_patches(data: Data, networks: Networks, passes: int) -> str:
+    """The patch sizes and what a step of each costs, in a sentence; arguments as of `find_phases`."""
+    shares = patch_sizes.find_sizes(data)
+    flops = {n: passes * networks.at_size(data.image_size, n).objective.flops() for n in shares}
+    mean = sum(shares[size] * flops[size] for size in shares)
+    parts = [f"{size} ({share:.0%}, {flops[size]:.3g} FLOP)" for size, share in shares.items()]
+    return (
+        f"patch sizes, one a step: {', '.join(parts)}; {mean:.3g} FLOP a step on average. The kernel has "
+        f"{networks.model_config.patch} pixels a side, and is resized bilinearly without antialiasing"
+    )
+
+
 def check_phases(config: Config, networks: Networks) -> None:
-    """Raises `ConfigError` if model or objective cannot learn from images of all sizes with the same parameters."""
-    where, objective = "config.data.size_schedule", networks.objective
+    """Raises `ConfigError` if model or objective cannot learn from images or patches of all sizes with the same
+    parameters.
+    """
+    field = "patch_sizes" if config.data.patch_sizes else "size_schedule"
+    where, objective = f"config.data.{field}", networks.objective
     if objective.needs_views or objective.needs_masks:
         what = (
             "several views, which config.data.view_sizes sets the sizes of"
@@ -79,10 +97,10 @@ def check_phases(config: Config, networks: Networks) -> None:
             f"{where}: the objective {config.objective.name!r} learns from {what}; set {where}=()"
         )
     own = networks.abstract_own()
-    for phase in size_schedule.phases(config.data):
-        size = phase.data.image_size
+    for variant in views.variants(config):
+        size = variant.data.image_size
         try:
-            at_size = networks.at_size(size)
+            at_size = networks.at_size(size, variant.patch)
             if at_size.stored:
                 resized.check_resized(at_size.stored, at_size.model_config, resized.SCHEDULED)
             changed = _changed(own, at_size.abstract_own())
@@ -91,9 +109,10 @@ def check_phases(config: Config, networks: Networks) -> None:
                     f"{changed} of the objective {config.objective.name!r} depends on the size"
                 )
         except ConfigError as error:
+            patches = f" in patches of {variant.patch}" if variant.patch else ""
             raise ConfigError(
-                f"{where}: {config.model.name} cannot learn from images of {sizes.size_text(size)} pixels in some "
-                f"steps: {error}"
+                f"{where}: {config.model.name} cannot learn from images of {sizes.size_text(size)} pixels{patches} in "
+                f"some steps: {error}"
             ) from error
 
 
@@ -102,3 +121,29 @@ def _changed(before, after) -> str:
     trees = patterns.named(before.params), patterns.named(after.params)
     names = [name for name, x in trees[0].items() if x.shape != trees[1][name].shape]
     return names[0] if names else ""
+
+
+def flops_of_variants(outline: Any) -> list[int]:
+    """Operations of a step with each of `config.data.native_lengths` or `patch_sizes`: a row of so many patches costs
+    the same as any grid of them. `outline`: of the run, an `assembly.Outline`.
+    """
+    each = []
+    for variant in views.variants(outline.config):
+        data = dataclasses.replace(variant.data, native_tokens=0, patch_sizes=())
+        size = data.image_size
+        if variant.data.native_tokens:
+            size = data.native_patch, data.native_patch * variant.data.native_tokens
+        config = dataclasses.replace(outline.config, data=data, batch_size=variant.batch_size)
+        networks = outline.networks.at_size(size, variant.patch)
+        each.append(dataclasses.replace(outline, config=config, networks=networks).step_flops)
+    return each
+
+
+def flops_of_steps(outline: Any, first: int, stop: int) -> int:
+    """`Outline.flops` of images at sizes of their own, or in patches of several sizes."""
+    each, config = flops_of_variants(outline), outline.config
+    if config.data.native_tokens:
+        counts = native_batches.Cycle(config).counts(first, stop)
+        return sum(map(operator.mul, counts, each))
+    choose = views.make_choice(config, 1)
+    return sum(each[choose(step)] for step in range(first, stop))

@@ -18,7 +18,7 @@ from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved, permuted
 from vit_jax.devices import meshes
-from vit_jax.models.contract import images_of
+from vit_jax.models.contract import images_of, size_and_patch
 from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import OWN, Networks, model_part
 from vit_jax.optim.options import Optim, is_of_matrices, takes_two_gradients
@@ -54,6 +54,9 @@ def make_train_step(
             grads, metrics, own = gradient_of(state, batch)
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        rate, (_, share) = learning_rate(state.step - state.health.skipped), scales(batch, config)
+        if share != 1:
+            rate, updates = jax.tree.map(lambda x: share * x, (rate, updates))
         params = optax.apply_updates(state.params, updates)
         followers = _update_averages(state, params, opt_state, own, networks, config.optim)
         # Roots of matrices may not be finite where gradients are.
@@ -75,7 +78,7 @@ def make_train_step(
 
         metrics |= {
             # A skipped update does not advance the optimizer's own count.
-            "learning_rate": jnp.float32(learning_rate(state.step - state.health.skipped)),
+            "learning_rate": jnp.float32(rate),
             "skipped_updates": health.skipped.astype(jnp.float32),
             "gradient_norm": optax.tree.norm(grads),
             "update_norm": optax.tree.norm(updates),
@@ -113,6 +116,7 @@ def make_gradient(
         on_devices = networks.for_devices().for_batch(batch)
         objective = on_devices.objective
         images, targets, model_key = prepare_inputs(on_devices, state, batch, config)
+        weight, _ = scales(batch, config)
 
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
             trained = patterns.map_named(stop_if_frozen, params)
@@ -120,7 +124,8 @@ def make_gradient(
             loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
             means = {name: jnp.mean(value) for name, value in metrics.items()}
             variables = on_devices.variables_of(learner, variables)
-            return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables)
+            mean = jnp.mean(loss)
+            return mean if weight == 1 else weight * mean, (means | {"loss": mean}, variables)
 
         def of_batch(params: dict, *rest):
             grads, others = jax.grad(loss_of, has_aux=True)(place.stored(params), *rest)
@@ -138,6 +143,15 @@ def make_gradient(
         return grads, metrics, own
 
     return gradient
+
+
+def scales(batch: Batch, config: Config) -> tuple[float, float]:
+    """What the loss and the learning rate of a batch are multiplied by, where its number of images varies."""
+    if not config.data.native_budget:
+        return 1.0, 1.0
+    from vit_jax.data import native_batches
+
+    return native_batches.share_of(config, len(batch["image"]))
 
 
 def prepare_inputs(
@@ -158,19 +172,26 @@ def prepare_inputs(
         "dtype": jnp.dtype(networks.model_config.dtype),
     }
     if all_views:
-        images = views.augment_views(batch, all_views, augment_key, **normalization)
+        from vit_jax.data import several_views
+
+        images = several_views.augment_views(batch, all_views, augment_key, **normalization)
     elif config.data.native_tokens:
         from vit_jax.data.augmentation import patches
 
         channels = config.data.channels
-        image = patches.augment_patches(
-            images_of(batch), augment_key, config.augment, channels=channels, **normalization
+        image, targets = patches.augment_patches(
+            images_of(batch),
+            targets,
+            augment_key,
+            config.augment,
+            channels=channels,
+            **normalization,
         )
         images = {"image": image}
     else:
-        image, targets = augment(
-            batch["image"], targets, augment_key, config.augment, **normalization
-        )
+        size, _ = size_and_patch(batch["image"].shape)
+        image = batch["image"].reshape(-1, *size, config.data.channels)
+        image, targets = augment(image, targets, augment_key, config.augment, **normalization)
         if networks.objective.needs_masks:
             targets = moved(targets, augment_key, config.augment)
         images = {"image": permuted(image, config.data)}

@@ -260,7 +260,29 @@ def erase(
       area: least and largest share of the image that a box covers, uniform between them.
       aspect: height / width of the box is log-uniform between this and its inverse.
     """
-    batch, height, width, _ = images.shape
+    height, width = images.shape[1:3]
+    *bounds, noise_key = draw_boxes(key, len(images), height, width, probability, area, aspect)
+    box = _box((height, width), *bounds)
+    if mode == "const":
+        return jnp.where(box[..., None], 0, images)
+    shape = images.shape if mode == "pixel" else (len(images), 1, 1, images.shape[-1])
+    return jnp.where(box[..., None], jax.random.normal(noise_key, shape, images.dtype), images)
+
+
+def draw_boxes(
+    key: jax.Array,
+    batch: int,
+    height: int | jax.Array,
+    width: int | jax.Array,
+    probability: float,
+    area: tuple[float, float],
+    aspect: float,
+) -> tuple[jax.Array, ...]:
+    """The boxes of `erase`; height and width of all images, or (B, 1) of each.
+
+    Returns:
+      top, bottom, left, right, (B,) each, an empty box where nothing is replaced; and a key for what it is filled with.
+    """
     chosen_key, area_key, aspect_key, top_key, left_key, noise_key = jax.random.split(key, 6)
     attempts = (batch, ERASING_ATTEMPTS)
     pixels = height * width * jax.random.uniform(area_key, attempts, minval=area[0], maxval=area[1])
@@ -270,15 +292,11 @@ def erase(
     wide = jnp.round(jnp.sqrt(pixels / ratio)).astype(jnp.int32)
     fits = (tall < height) & (wide < width)
     first = jnp.argmax(fits, axis=1, keepdims=True)
-    tall, wide = (jnp.take_along_axis(size, first, axis=1)[:, 0] for size in (tall, wide))
-    top = jax.random.randint(top_key, (batch,), 0, height - tall + 1)
-    left = jax.random.randint(left_key, (batch,), 0, width - wide + 1)
     chosen = jax.random.bernoulli(chosen_key, probability, (batch,)) & fits.any(axis=1)
-    box = _box(images.shape[1:3], top, top + tall, left, left + wide) & chosen[:, None, None]
-    if mode == "const":
-        return jnp.where(box[..., None], 0, images)
-    shape = images.shape if mode == "pixel" else (batch, 1, 1, images.shape[-1])
-    return jnp.where(box[..., None], jax.random.normal(noise_key, shape, images.dtype), images)
+    tall, wide = (jnp.take_along_axis(size, first, axis=1)[:, 0] for size in (tall, wide))
+    top = jax.random.randint(top_key, (batch,), 0, (height - tall[:, None])[:, 0] + 1)
+    left = jax.random.randint(left_key, (batch,), 0, (width - wide[:, None])[:, 0] + 1)
+    return top, top + chosen * tall, left, left + wide, noise_key
 
 
 def own_share(

@@ -27,11 +27,11 @@ class Change(NamedTuple):
 
     Attributes:
       probability: the field of `config.augment` that has the probability of the change.
-      apply: from images (B, H, W, 3) uint8, a random key and the section to all images, changed.
+      apply: from images (B, H, W, 3) uint8, a random key, the section and `jitter`'s `inside` to all images, changed.
     """
 
     probability: str
-    apply: Callable[[jax.Array, jax.Array, Augment], jax.Array]
+    apply: Callable[[jax.Array, jax.Array, Augment, jax.Array | None], jax.Array]
 
 
 # By the field that switches them on, in their order. A change's position is part of its random key: a new
@@ -39,18 +39,25 @@ class Change(NamedTuple):
 CHANGES = {
     "jitter": Change(
         "jitter_probability",
-        lambda images, key, config: jitter(images, _factors(key, len(images), config.jitter)),
+        lambda images, key, config, inside: jitter(
+            images, _factors(key, len(images), config.jitter), inside
+        ),
     ),
-    "grey": Change("grey", lambda images, key, config: grey(images)),
+    "grey": Change("grey", lambda images, key, config, inside: grey(images)),
     "blur": Change(
-        "blur", lambda images, key, config: gaussian_blur(images, blur_sigma(key, len(images)))
+        "blur",
+        lambda images, key, config, inside: gaussian_blur(images, blur_sigma(key, len(images))),
     ),
-    "solarize": Change("solarize", lambda images, key, config: solarize(images, SOLARIZE_FROM)),
+    "solarize": Change(
+        "solarize", lambda images, key, config, inside: solarize(images, SOLARIZE_FROM)
+    ),
 }
 FIELDS = ("color_jitter", *CHANGES)  # of `config.augment`, which change colours
 
 
-def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Array:
+def change_colors(
+    images: jax.Array, key: jax.Array, config: Augment, inside: jax.Array | None = None
+) -> jax.Array:
     """Makes the changes of colours that `config` asks for: `color_jitter` of all images, then each of `CHANGES`
     of as many as its probability says.
 
@@ -58,12 +65,13 @@ def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Arr
       images: (B, H, W, 3) uint8, or float in [0, 255].
       key: random key; each change has a sub-key.
       config: the section `config.augment`.
+      inside: see `jitter`.
 
     Returns:
       uint8; or float in [0, 255] and not rounded, where nothing or the first change alone was made of floats.
     """
     if config.color_jitter:
-        images = jitter(images, _blend_factors(key, len(images), config.color_jitter))
+        images = jitter(images, _blend_factors(key, len(images), config.color_jitter), inside)
     key = jax.random.fold_in(key, 1)
     for number, (field, change) in enumerate(CHANGES.items()):
         if not getattr(config, field):
@@ -72,11 +80,11 @@ def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Arr
         choose, draw = jax.random.split(jax.random.fold_in(key, number))
         probability = getattr(config, change.probability)
         chosen = jax.random.bernoulli(choose, probability, (len(images), 1, 1, 1))
-        images = jnp.where(chosen, _rounded(change.apply(images, draw, config)), images)
+        images = jnp.where(chosen, _rounded(change.apply(images, draw, config, inside)), images)
     return images
 
 
-def jitter(images: jax.Array, factors: jax.Array) -> jax.Array:
+def jitter(images: jax.Array, factors: jax.Array, inside: jax.Array | None = None) -> jax.Array:
     """Changes brightness, contrast, saturation and perhaps hue of each image, in this order, as torchvision's
     functions do.
 
@@ -87,6 +95,7 @@ def jitter(images: jax.Array, factors: jax.Array) -> jax.Array:
       images: (B, H, W, 3) uint8, or float in [0, 255].
       factors: (3 or 4, B, 1, 1, 1): of brightness, contrast and saturation, 1 leaves an image as it is; by
         how much of the circle the hue is turned in HSV.
+      inside: (B, H, W, 1) bool, the pixels of images that fill but a part of the array, for their mean grey.
 
     Returns:
       (B, H, W, 3) float32 in [0, 255], not rounded.
@@ -97,7 +106,7 @@ def jitter(images: jax.Array, factors: jax.Array) -> jax.Array:
 
     light, contrast, saturation, *hue = factors
     x = blend(0.0, images.astype(jnp.float32), light)
-    x = blend(_luma(x).mean((1, 2), keepdims=True), x, contrast)
+    x = blend(_luma(x).mean((1, 2), keepdims=True, where=inside), x, contrast)
     x = blend(_luma(x), x, saturation)
     return turned(x, *hue) if hue else x
 

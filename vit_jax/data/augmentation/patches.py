@@ -3,53 +3,68 @@
 What works on whole images alone is refused by name.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation import augment
+from vit_jax.data.augmentation import augment, color
 from vit_jax.data.options import Augment
+from vit_jax.models import native_sizes
 from vit_jax.models.contract import PatchBatch
 
-_WORK = ("flip",)  # of the random changes
-_SWITCHES = (
-    "color_jitter", "jitter", "grey", "blur", "solarize", "randaugment_layers", "autoaugment", "three_augment",
-    "mixup", "cutmix", "erasing",
-)  # fmt: skip
+_SWITCHES = ("blur", "randaugment_layers", "autoaugment", "three_augment")
+_GROUP = 32  # images among which partners are found
+_WINDOW = 4  # neighbours by aspect that are shuffled
 
 
 def check_augmentation(config: Augment, where: str) -> None:
-    """Raises `ConfigError` if `config.augment` asks for more than flips; `where`: the option that excludes it."""
+    """Raises `ConfigError` if `config.augment` asks for what patches do not allow; `where`: the option that has
+    them.
+    """
     for name in _SWITCHES:
         if value := getattr(config, name):
-            mixes = (
-                "mixes images of one grid"
-                if name in ("mixup", "cutmix")
-                else "changes whole images"
-            )
             raise ConfigError(
-                f"{where}: config.augment.{name} = {value} {mixes} alone, and these are patches; set it to "
-                f"{type(value)()}"
+                f"{where}: config.augment.{name} = {value} changes whole images alone, and these are patches; set it "
+                f"to {type(value)()}"
             )
 
 
 def augment_patches(
-    images: PatchBatch, key: jax.Array, config: Augment, *, channels: int, **normalization
-) -> PatchBatch:
-    """Flips images and normalises them, with the draws of `augment.augment`.
+    images: PatchBatch,
+    targets: Any,
+    key: jax.Array,
+    config: Augment,
+    *,
+    channels: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> tuple[PatchBatch, Any]:
+    """Augments and normalises images, in the order and with the keys of `augment.augment`: flips, changes of colours,
+    normalisation, erasing, mixing.
 
     Args:
       images: patches uint8.
+      targets: a tree of float32 (B, …), mixed as the images are.
       key: random key.
       config: the section `config.augment`.
       channels: of the images.
-      **normalization: as of `normalize`.
+      mean, std, dtype: as of `normalize`.
     """
+    flip_key, _, color_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
-        images = flip(images, jax.random.split(key, 5)[0], channels)
-    return normalize(images, **normalization)
+        images = flip(images, flip_key, channels)
+    images = _change_colors(images, color_key, config, channels)
+    images = normalize(images, mean, std, jnp.float32)
+    if config.erasing:
+        images = erase(images, erase_key, config, channels)
+    if config.mixup or config.cutmix:
+        images, targets = mix(images, targets, mix_key, config, channels)
+    return images.replace(patches=images.patches.astype(dtype)), targets
 
 
 def normalize(
@@ -74,3 +89,148 @@ def flip(images: PatchBatch, key: jax.Array, channels: int) -> PatchBatch:
     return images.replace(
         patches=jnp.where(chosen, moved.reshape(images.patches.shape), images.patches)
     )
+
+
+def _change_colors(
+    images: PatchBatch, key: jax.Array, config: Augment, channels: int
+) -> PatchBatch:
+    """`color.change_colors`, of changes to which the place of a pixel does not matter."""
+    if not any(getattr(config, field) for field in color.FIELDS):
+        return images
+    shape = images.patches.shape
+    inside = _inside(images)[..., None, None]
+    pixels = images.patches.reshape(*shape[:2], -1, channels)
+    changed = color.change_colors(pixels, key, config, inside)
+    return images.replace(patches=jnp.where(inside, changed, 0).reshape(shape))
+
+
+def erase(images: PatchBatch, key: jax.Array, config: Augment, channels: int) -> PatchBatch:
+    """`augment.erase` with the boxes that it draws for images of such sizes; patches float, normalised."""
+    shape, side = images.patches.shape, _side(images, channels)
+    height, width = (side * images.grids[:, i : i + 1] for i in (0, 1))
+    area, aspect = config.erasing_area, config.erasing_aspect
+    drawn = augment.draw_boxes(key, shape[0], height, width, config.erasing, area, aspect)
+    *bounds, noise_key = drawn
+    box = _in_box(images, side, *bounds)[..., None]
+    pixels = images.patches.reshape(*shape[:2], side, side, channels)
+    noise = jnp.zeros(())
+    if config.erasing_mode != "const":
+        of_image = (shape[0], 1, 1, 1, channels)
+        of_pixels = config.erasing_mode == "pixel"
+        noise = jax.random.normal(noise_key, pixels.shape if of_pixels else of_image)
+    return images.replace(patches=jnp.where(box, noise, pixels).reshape(shape))
+
+
+def mix(
+    images: PatchBatch, targets: Any, key: jax.Array, config: Augment, channels: int
+) -> tuple[PatchBatch, Any]:
+    """Mixes every image with one of nearly its aspect, where the two overlap when their centres do (as timm's loader
+    for NaFlex does), and the targets by the share of pixels that come from either.
+
+    mixup: a pixel in the overlap keeps a ~ Beta(p, p) of its own, or 1 - a if that is more. cutmix: a box in the
+    overlap is the partner's, with sqrt(1 - a) of its sides and its centre anywhere in it, cut off at its border. Drawn
+    for each image. Partners are found by `find_partners`.
+
+    Args:
+      images: patches float, normalised.
+      targets: a tree of float32 (B, …).
+      key: random key.
+      config: the section `config.augment`.
+      channels: of the images.
+    """
+    partner_key, switch_key, mixup_key, cutmix_key, *centre_keys = jax.random.split(key, 6)
+    shape, side = images.patches.shape, _side(images, channels)
+    count, group = shape[0], _group(shape[0])
+    partners = find_partners(images.grids, partner_key)
+
+    def of_partner(x: jax.Array) -> jax.Array:
+        # Partners are in the same group, and a group is, as a rule, on one device.
+        grouped = x.reshape(-1, group, *x.shape[1:])
+        index = partners.reshape(-1, group, *[1] * (x.ndim - 1))
+        return jnp.take_along_axis(grouped, index, axis=1).reshape(x.shape)
+
+    own, other = images.grids, of_partner(images.grids)
+    shared = jnp.minimum(own, other)
+    first, first_of_other = (own - shared) // 2, (other - shared) // 2
+    place = jnp.stack(native_sizes.places(images), axis=-1)  # (B, N, 2)
+    theirs_place = place - (first - first_of_other)[:, None]
+    token = theirs_place[..., 0] * other[:, 1:] + theirs_place[..., 1]
+    token = jnp.clip(token, 0, shape[1] - 1)
+    theirs = jnp.take_along_axis(of_partner(images.patches), token[..., None], axis=1)
+
+    bounds = [x * side for i in (0, 1) for x in (first[:, i], first[:, i] + shared[:, i])]
+    pixels = (own[:, 0] * own[:, 1] * side * side).astype(jnp.float32)
+    kept, taken = jnp.ones(count), jnp.zeros(count)
+    if config.mixup:
+        a = jax.random.beta(mixup_key, config.mixup, config.mixup, (count,))
+        kept = jnp.maximum(a, 1 - a)
+        taken = (1 - kept) * (shared[:, 0] * shared[:, 1] * side * side)
+    if config.cutmix:
+        reach = jnp.sqrt(1 - jax.random.beta(cutmix_key, config.cutmix, config.cutmix, (count,)))
+        cut = []
+        for i, centre_key in enumerate(centre_keys):
+            low, high = bounds[2 * i : 2 * i + 2]
+            centre = jax.random.randint(centre_key, (count,), low, high)
+            half = (reach * (high - low)).astype(jnp.int32) // 2
+            cut += [jnp.maximum(centre - half, low), jnp.minimum(centre + half, high)]
+        cuts = jax.random.bernoulli(
+            switch_key, config.mix_switch if config.mixup else 1.0, (count,)
+        )
+        bounds = [jnp.where(cuts, *pair) for pair in zip(cut, bounds, strict=True)]
+        kept = jnp.where(cuts, 0, kept)
+        taken = jnp.where(cuts, (cut[1] - cut[0]) * (cut[3] - cut[2]), taken)
+
+    def blend(values: jax.Array, others: jax.Array, own_share: jax.Array) -> jax.Array:
+        own_share = own_share.reshape(count, *[1] * (values.ndim - 1))
+        return own_share * values + (1 - own_share) * others
+
+    in_pixels = (*shape[:2], side, side, channels)
+    mine, theirs = images.patches.reshape(in_pixels), theirs.reshape(in_pixels)
+    box = _in_box(images, side, *bounds)[..., None]
+    mixed = jnp.where(box, blend(mine, theirs, kept), mine).reshape(shape)
+    share = 1 - taken / pixels
+    mixed_targets = jax.tree.map(lambda x: blend(x, of_partner(x), share), targets)
+    return images.replace(patches=mixed), mixed_targets
+
+
+def find_partners(grids: jax.Array, key: jax.Array) -> jax.Array:
+    """(B,) int32, the partner of each image by its place in its group: images are sorted by aspect, shuffled among
+    four neighbours, and paired. Groups are 32 images of the batch in its order, or as many as divide it.
+    """
+    group = _group(len(grids))
+    aspects = jnp.log(grids[:, 1] / grids[:, 0]).reshape(-1, group)
+    rank = jnp.argsort(jnp.argsort(aspects, axis=1), axis=1)
+    order = jnp.argsort(rank // _WINDOW + jax.random.uniform(key, rank.shape), axis=1)
+    place = jnp.arange(group)
+    partner_place = jnp.where(place ^ 1 < group, place ^ 1, place - (group > 1))
+    inverse = jnp.argsort(order, axis=1)
+    return jnp.take_along_axis(order, partner_place[inverse], axis=1).reshape(-1)
+
+
+def _group(count: int) -> int:
+    """Images in a group of `find_partners`."""
+    group = math.gcd(count, _GROUP)
+    return group if group >= _WINDOW else count
+
+
+def _side(images: PatchBatch, channels: int) -> int:
+    """Of a patch, in pixels."""
+    return round((images.patches.shape[2] // channels) ** 0.5)
+
+
+def _inside(images: PatchBatch) -> jax.Array:
+    """(B, N) bool: what is no padding."""
+    tokens = images.patches.shape[1]
+    return jnp.arange(tokens) < images.lengths(tokens)[:, None]
+
+
+def _in_box(images: PatchBatch, side: int, top, bottom, left, right) -> jax.Array:
+    """(B, N, P, P) bool: the pixels in the box of each image, whose bounds are (B,) each; padding is in none."""
+
+    def between(axis: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+        pixels = axis[..., None] * side + jnp.arange(side)
+        return (pixels >= low[:, None, None]) & (pixels < high[:, None, None])
+
+    rows, columns = native_sizes.places(images)
+    inside = between(rows, top, bottom)[..., None] & between(columns, left, right)[..., None, :]
+    return inside & _inside(images)[..., None, None]

@@ -11,7 +11,6 @@ that occur.
 import csv
 import functools
 import io
-import json
 import os
 from collections.abc import Callable, Iterator
 
@@ -22,7 +21,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
 from vit_jax.data.sources.table import Table, hold_out, number_labels
-from vit_jax.data.sources.text import read_text
+from vit_jax.data.sources.text import json_rows, read_text
 
 _FILE = ("path", "file", "filename")
 _LABEL = ("label", "labels", "class", "cls")
@@ -37,7 +36,7 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
     'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
     of the list, however it is spelled there.
     """
-    rows = list(_json_rows(path) if path.suffix in _JSON else _csv_rows(path))
+    rows = list(json_rows(path, _FILE, json_label) if path.suffix in _JSON else _csv_rows(path))
     if not rows:
         raise ConfigError(f"{path} lists no images")
     for line, file, _, _ in rows:
@@ -116,21 +115,6 @@ def _csv_label(row: dict[str, str], column: str | None) -> str | tuple[str, ...]
     if column == "labels":
         return tuple(text.strip() for text in row[column].split(";") if text.strip())
     return row[column].strip()
-
-
-def _json_rows(path: epath.Path) -> Iterator[_Row]:
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            file = next((row[name] for name in _FILE if name in row), None)
-            label = json_label(row)
-        except (ValueError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number}: this is no JSON object: {error}") from None
-        if not file:
-            raise ConfigError(f"{path}, line {number}: a path is needed")
-        yield number, str(file), label, str(row.get("split", ""))
 
 
 def json_label(fields: dict) -> str | tuple[str, ...] | None:

@@ -10,7 +10,6 @@ or another file of these types, if there is one alone.
 import csv
 import dataclasses
 import io
-import json
 from collections.abc import Iterator, Sequence
 
 from etils import epath
@@ -23,7 +22,7 @@ from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.captions import TEXT, captions_in, report_unpaired, text_of
 from vit_jax.data.sources.folder import ImageFiles
 from vit_jax.data.sources.table import Table, hold_out
-from vit_jax.data.sources.text import read_text
+from vit_jax.data.sources.text import json_rows, read_text
 
 _FILE = ("path", "file", "file_name", "filename", "image", "filepath")
 _JSON = (".jsonl", ".json", ".ndjson")
@@ -117,7 +116,7 @@ def _read_pairs(path: epath.Path, config_data: Data) -> Table:
     texts: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
     for line, file, captions, split in (
-        _json_rows(path) if path.suffix in _JSON else _csv_rows(path)
+        json_rows(path, _FILE, captions_in) if path.suffix in _JSON else _csv_rows(path)
     ):
         if splits.setdefault(file, split) != split:
             raise ConfigError(
@@ -160,18 +159,3 @@ def _csv_rows(path: epath.Path) -> Iterator[_Row]:
             yield reader.line_num, row[file], text_of(row[text]), row.get("split", "")
     except csv.Error as error:
         raise ConfigError(f"{path}, line {reader.line_num}: this is no CSV: {error}") from None
-
-
-def _json_rows(path: epath.Path) -> Iterator[_Row]:
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            file = next((row[name] for name in _FILE if name in row), None)
-            captions = captions_in(row)
-        except (ValueError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number}: this is no JSON object: {error}") from None
-        if not file:
-            raise ConfigError(f"{path}, line {number}: a path is needed")
-        yield number, str(file), captions, str(row.get("split", ""))

@@ -1,11 +1,15 @@
 """Text from users: files in some encoding, and file names that may not be text at all."""
 
 import codecs
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
 
+_Description = TypeVar("_Description")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -36,6 +40,32 @@ def read_text(path: epath.Path) -> str:
             f"with a byte order mark. Convert that: iconv -f UTF-16LE -t UTF-8 {path} > NEW"
         )
     return text
+
+
+def json_rows(
+    path: epath.Path, files: Sequence[str], described: Callable[[dict], _Description]
+) -> Iterator[tuple[int, str, _Description, str]]:
+    """Of each object in a file of JSON lines: line, file, description, split ('' if none).
+
+    Args:
+      files: fields that may have the file, the first that is there counts.
+      described: gives the description of an object.
+
+    Raises:
+      ConfigError: a line is no JSON object, or names no file.
+    """
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            file = next((row[name] for name in files if name in row), None)
+            description = described(row)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: this is no JSON object: {error}") from None
+        if not file:
+            raise ConfigError(f"{path}, line {number}: a path is needed")
+        yield number, str(file), description, str(row.get("split", ""))
 
 
 def _place(path: epath.Path, content: bytes, start: int) -> str:

@@ -89,7 +89,7 @@ class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
                 f"{self.grid[1]} patches do not fit images of {sizes.size_text(target.image_size)} in patches "
                 f"of {target.patch}. What fits is {', '.join(fitting)}, …: the same number of patches"
             )
-        return classifier.fit_patches(name, self, target)
+        return classifier.fit_patches(name, self, target, resize)
 
     def block_flops(self) -> int:
         n, d = self.tokens, self.width

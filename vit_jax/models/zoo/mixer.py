@@ -63,7 +63,7 @@ class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Classi
     ) -> tuple[str, Callable] | None:
         prefix = "layers/token_mlp/"
         if not name.startswith(prefix) or self.grid == target.grid:
-            return classifier.fit_patches(name, self, target)
+            return classifier.fit_patches(name, self, target, resize)
         factor = self._factor(target.image_size)
         if not factor or target.token_mlp_dim != self.token_mlp_dim * factor**2:
             tall, wide = self.height_width

@@ -335,7 +335,7 @@ class PublishedViTConfig(VisionTransformerConfig):
         self, name: str, target: "PublishedViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
         fitted = positions.fit_parameter(name, self, target, resize)
-        return fitted or classifier.fit_patches(name, self, target)
+        return fitted or classifier.fit_patches(name, self, target, resize)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""

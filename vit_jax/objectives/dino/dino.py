@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.views import AGAIN
+from vit_jax.data.several_views import AGAIN
 from vit_jax.models.resized import resized
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import (

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.views import AGAIN
+from vit_jax.data.several_views import AGAIN
 from vit_jax.models.resized import check_resized, config_at
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, ObjectiveContext

@@ -16,7 +16,7 @@ from vit_jax.base import durations, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.config import Config
-from vit_jax.data import sources, splits
+from vit_jax.data import sources, splits, views
 from vit_jax.data.record import Source
 from vit_jax.devices import gpus, meshes, processes
 from vit_jax.devices import local as host
@@ -118,7 +118,8 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
         if held is not None
     ]
     data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
-    epochs = steps * config.batch_size / examples
+    per_step = views.images_per_step(config)
+    epochs = steps * per_step / examples
     start = f", starting from {config.init_from}" if config.init_from else ""
     matrices = []
     if is_of_matrices(config.optim.name):
@@ -129,7 +130,7 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
         f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
         f"{sizes.size_text(model.image_size)} pixels{classes}{start}",
         ", ".join([data_line, *dict.fromkeys(judged)]),
-        f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
+        f"training: {steps:,} steps of {per_step:,.6g} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
         *_sizes(assembly),
         *_adapted(assembly, count),
@@ -145,16 +146,20 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
 def _sizes(assembly: Assembly) -> list[str]:
     """The schedule of image sizes, or the numbers of patches, if there are such."""
     if tokens := assembly.config.data.native_tokens:
-        lengths = assembly.config.data.native_lengths or (tokens,)
+        from vit_jax.data import native_batches
+
         return [
-            f"images keep their aspects: up to {', '.join(map(str, lengths))} patches of "
-            f"{assembly.config.data.native_patch} pixels; evaluated whole, with {tokens}"
+            native_batches.lengths_text(assembly.config),
+            f"evaluated whole, with {tokens} patches",
         ]
-    if not assembly.config.data.size_schedule:
+    data = assembly.config.data
+    if not (data.size_schedule or data.patch_sizes):
         return []
     from vit_jax.training import phases
 
-    return [phases.describe(assembly.phases())]
+    if data.size_schedule:
+        return [phases.describe(assembly.phases())]
+    return [phases.describe_patches(data, assembly.networks, assembly.passes)]
 
 
 def _adapted(assembly: Assembly, count: int) -> list[str]:

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from etils import epath
 
 from vit_jax.base import durations, logs, places
 from vit_jax.config import Config
+from vit_jax.data import loader, views
 from vit_jax.devices import chips, local
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep import writers as metric_writers
@@ -41,7 +42,7 @@ class Meter:
     demand.
 
     Attributes:
-      read_wait: see `loader.Batches.read_wait`; of the batches that are trained on.
+      batches: those that are trained on.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class Meter:
           window: what `window` gave when the checkpoint of `start_step` was saved.
         """
         self._assembly, self._writers, self._examples = assembly, writers, examples
+        self.batches: loader.Batches | None = None
         self._clock, self._before = clock, clock.read()
         self._pending: list[dict] = _as_on_devices(window)
-        self.read_wait: Callable[[], float] = float
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         self._host_waited = [clock.waited] * 2  # before the last step, and since
@@ -97,18 +98,19 @@ class Meter:
         read = jax.device_get(self._pending)
         self._pending.clear()
         scalars = {name: float(np.mean([metrics[name] for metrics in read])) for name in read[0]}
-        config, now = self._assembly.config, self._clock.read()
+        now = self._clock.read()
         spent = {kind: now[kind] - self._before[kind] for kind in ("steps", "input")}
         steps, elapsed = step - self._logged_at, sum(spent.values())
-        speed = steps / elapsed
+        seen = self.batches.images_before(step)
+        images = seen - self.batches.images_before(self._logged_at)
         scalars |= {
-            "images_per_second": speed * config.batch_size,
+            "images_per_second": images / elapsed,
             "step_seconds": elapsed / steps,
             "input_wait": spent["input"] / elapsed,
-            "read_wait": self.read_wait(),
+            "read_wait": self.batches.read_wait(),
             "model_flops_per_second": self._assembly.flops(self._logged_at, step) / elapsed,
-            "examples": step * config.batch_size,
-            "epochs": step * config.batch_size / self._examples,
+            "examples": seen,
+            "epochs": seen / self._examples,
             "core_hours": self._clock.training_seconds * jax.device_count() / 3600,
             "eta_minutes": (self._assembly.total_steps - step) * self._pace(step, now) / 60,
             "goodput": now["steps"] / sum(now.values()),
@@ -155,7 +157,7 @@ class Meter:
         if lasts and sum(seconds) > _SECONDS and not self._warned:
             self._warned = True
             config, cores = self._assembly.config, local.own_cores()
-            possible = config.batch_size / min(step_seconds)
+            possible = views.images_per_step(config) / min(step_seconds)
             logging.warning(
                 "The step waits for data %.0f %% of the time: %d decoding threads on %d cores for %s make about "
                 "%s images/s of the %s that this step takes. They decode %.0f %% of their time and wait for reads in "

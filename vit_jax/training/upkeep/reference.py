@@ -9,6 +9,7 @@ from absl import logging
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.sizes import height_width
 from vit_jax.config import Config
+from vit_jax.data import views
 from vit_jax.data.record import Source
 from vit_jax.evaluation import Suite, best_metric, is_share
 from vit_jax.evaluation.contract import held_out
@@ -136,7 +137,7 @@ def make_reference(assembly: Assembly, source: Source, suite: Suite) -> Referenc
     config = assembly.config
     recipe = recipe_of(with_model(config, assembly.model_config))
     not_before = assembly.to_steps(config.reference.stop_after)
-    return Reference(curve, config, recipe, config.batch_size / len(source), not_before)
+    return Reference(curve, config, recipe, views.images_per_step(config) / len(source), not_before)
 
 
 def check_reference(
@@ -163,7 +164,7 @@ def check_reference(
                 f"{message}. So config.reference.stop_below = {stop_below:g} cannot end the run: set it to 0"
             )
         return None, [message]
-    epochs = assembly.total_steps * config.batch_size / len(source)
+    epochs = views.images_before(config, assembly.total_steps) / len(source)
     if epochs <= curve.end * (1 + _SAME_SIZE):
         return curve, []
     return curve, [
