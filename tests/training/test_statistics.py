@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.new_models import new_weights
 from tests.training.test_step import MESHES, make_batches, make_config, run
 from vit_jax.base import schema
 from vit_jax.config import config_class
@@ -63,8 +64,7 @@ def test_parts_of_a_batch_over_a_mesh_move_them_the_average_follows_and_bad_step
 
 
 def new_statistics(assembly):
-    weights = registry.split(registry.build(assembly.model_config, rngs=nnx.Rngs(0)))[1]
-    return weights.variables
+    return new_weights(assembly.model_config).variables
 
 
 def test_the_loss_of_held_out_examples_is_by_the_averaged_ones_whatever_the_batch():
@@ -77,7 +77,7 @@ def test_the_loss_of_held_out_examples_is_by_the_averaged_ones_whatever_the_batc
     assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
     mesh = meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
     with jax.set_mesh(mesh):
-        state = assembly.init(jax.random.key(0))
+        state = jax.jit(assembly.init)(jax.random.key(0))
         state.variables["model"] = jax.tree.map(lambda x: x + 5, state.variables["model"])
         losses = []
         for batch_size in (12, 8):
