@@ -1,6 +1,7 @@
 """Logits of distances against loops over pairs of tokens, and attention that adds them."""
 
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from vit_jax.compute import attend, relative
 
 HEADS, SIZE = 2, 4
+LEARNED = types.SimpleNamespace(position="relative")  # all that `bias` asks of a config
 
 
 def draw(patches, others):
@@ -43,13 +45,15 @@ def test_attention_and_its_gradients_are_those_of_the_formula(dtype, tolerance):
 
     @jax.jit
     def both(table, q, k, v, dout):
-        function = lambda t, *qkv: attend.attend(*qkv, bias=relative.bias(t))  # noqa: E731
+        function = lambda t, *qkv: attend.attend(*qkv, bias=relative.bias(t, LEARNED))  # noqa: E731
         out, back = jax.vjp(function, table, q, k, v)
         return out, *back(dout)
 
     arrays = [jnp.asarray(x, dtype) for x in given]
     found = both(jnp.asarray(table, jnp.float32), *arrays)
-    weights = attend.weights(*arrays[:2], bias=relative.bias(jnp.asarray(table, jnp.float32)))
+    weights = attend.weights(
+        *arrays[:2], bias=relative.bias(jnp.asarray(table, jnp.float32), LEARNED)
+    )
 
     scaled = q / np.sqrt(SIZE)
     p = np.exp(np.einsum("bqhc,bnhc->bhqn", scaled, k) + loops(table, scaled, 1))
@@ -81,5 +85,7 @@ def test_the_backward_pass_stores_the_table_and_no_logits():
 
     pairs = 8 * HEADS * 33 * 33
     assert (
-        stored(lambda t, q: relative.bias(t)) < pairs <= stored(lambda t, q: relative.logits(t, q))
+        stored(lambda t, q: relative.bias(t, LEARNED))
+        < pairs
+        <= stored(lambda t, q: relative.logits(t, q))
     )

@@ -156,6 +156,7 @@ RECIPES = {
     "segmentation of things": (
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
     ),
+    "image_text": (("",), (), "params_objective"),
     "gsam": (("",), (), "params"),
     # The number of images varies by step.
     "naflex": (

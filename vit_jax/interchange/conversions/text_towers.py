@@ -15,7 +15,7 @@ from vit_jax.interchange.conversions import (
     pytorch,
     translation,
     vit_new_towers,
-    vit_towers,
+    vit_tower_names,
 )
 from vit_jax.interchange.conversions.contract import NOTHING, Beside, ObjectiveConversion
 from vit_jax.interchange.conversions.rules import Rule, reshaped, transposed
@@ -109,7 +109,7 @@ def rules_of(config: ClassifierConfig, options: ImageTextOptions) -> list[Rule]:
     """Which tensors are which parameters of `objectives.image_text.Own`."""
     text = _objective(config, options).text_config()
     kind, width = options.text, text.blocks.width
-    blocks = vit_towers.rules(text.blocks, {"kind": kind, "prefix": "text_model."})
+    blocks = vit_tower_names.rules(text.blocks, {"kind": kind, "prefix": "text_model."})
     head = [Rule("text/head/kernel", "text_projection.weight", transposed(1, 0))]
     scalar = reshaped((), (1,)) if kind == "siglip" else reshaped((), ())
     return [
