@@ -171,9 +171,9 @@ def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
     command = [sys.executable, "-m", "tests.integration.observed", *training]
     process, close, written = terminal(command, OBSERVED=json.dumps(blocked))
     deadline = time.monotonic() + 120
-    status = rb"\rstep \d of 100,000 \(0%\)  \d.* left  loss \d"
+    status = rb"\rstep \d+ of 100,000 \(0%\)  \d.* left  loss \d"
     while not ((tmp_path / "fifo").exists() and re.search(status, bytes(written))):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None and time.monotonic() < deadline, bytes(written)
         time.sleep(0.01)
     close()
     assert any(re.match(r"[\d:]+ I step 1  loss .* left$", line) for line in screen(written)[0])
