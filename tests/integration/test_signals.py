@@ -61,6 +61,10 @@ def until(condition, process, seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
+# More images than are read ahead of the first batch, whose last one may be read after others of later batches.
+BEYOND = 200
+
+
 @pytest.fixture
 def training(compilation_cache, tmp_path) -> list[str]:
     """The arguments of a run that does not end soon."""
@@ -108,7 +112,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, tr
 
 
 def test_a_run_that_waits_for_an_image_stops_all_the_same_and_is_saved(start, training, tmp_path):
-    blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
+    blocked = {"folder": str(tmp_path), "process": 0, "example": BEYOND, "action": "block"}
     process = start("-m", "tests.integration.observed", *training, OBSERVED=json.dumps(blocked))
     until((tmp_path / "fifo").exists, process)
     process.send_signal(signal.SIGTERM)
@@ -167,7 +171,7 @@ def terminal():
 
 
 def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
-    blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
+    blocked = {"folder": str(tmp_path), "process": 0, "example": BEYOND, "action": "block"}
     command = [sys.executable, "-m", "tests.integration.observed", *training]
     process, close, written = terminal(command, OBSERVED=json.dumps(blocked))
     deadline = time.monotonic() + 120
