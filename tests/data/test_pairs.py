@@ -74,6 +74,17 @@ def test_lists_of_both_kinds_and_tars_give_the_same_pairs(tmp_path, caplog):
     assert "1 images have no caption" in caplog.text and "1 captions have no image" in caplog.text
 
 
+def test_a_tar_file_that_is_gone_costs_its_own_pairs_alone(tmp_path):
+    for name in "ab":
+        pair = {f"{name}.png": image(10), f"{name}.txt": b"a dog"}
+        write_tar(tmp_path / f"train-{name}.tar", pair)
+    source = opened(tmp_path)
+    (tmp_path / "train-b.tar").unlink()
+    with pytest.raises(BadImage, match=r"train-b\.tar, byte \d+ cannot be read: No such file"):
+        source.read([0, 1])
+    assert source.read([0])[0].label == ("a dog",)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -19,40 +19,27 @@ from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.captions import captions_in, report_unpaired, text_of
 from vit_jax.data.sources.columns import FileColumns, Index
-from vit_jax.data.sources.ranges import Ranges, open_to_scan
+from vit_jax.data.sources.ranges import open_to_scan
 from vit_jax.data.sources.stored_index import Kind, find_records
 from vit_jax.data.sources.table import SUFFIXES, aliases, held_out, name_number
-from vit_jax.data.sources.tar import find_tars
+from vit_jax.data.sources.tar import TarRecords, find_tars
 from vit_jax.data.sources.tar_index import first_split
 from vit_jax.data.sources.text import readable
 
 _COLUMNS = ("first", "size", "text_first", "text_size", "is_json")
 
 
-class TarPairs:
+class TarPairs(TarRecords):
     """Pairs in tar files."""
 
     classes, multi_label, labels = (), False, None
 
     def __init__(self, index: Index, rows: np.ndarray, opened: tuple):
-        """Args:
-        rows: (n, 2) int64, the number of a file and of a pair in it.
-        opened: `config.data` and the parts by which another process opens the same.
-        """
-        self._index, self._rows, self._opened = index, rows, opened
-        self._files, self._ranges = list(index.files), Ranges()
+        """`rows`: (n, 2) int64, the number of a file and of a pair in it; `opened`: of `TarRecords`."""
+        super().__init__(rows, opened)
+        self._index, self._files = index, list(index.files)
 
-    def __reduce__(self):
-        return _reopen, self._opened  # what is mapped into memory does not travel
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Record:
-        return self.read([index])[0]
-
-    def read(self, indices: Sequence[int]) -> list[Record]:
-        """The records at `indices`, in their order; images and texts are requested at once."""
+    def _read(self, indices: Sequence[int]) -> list[Record]:
         wanted = [self._place(index) for index in indices]
         for _, (_, size, *_), name in wanted:
             check_bytes(size, name)
@@ -64,6 +51,9 @@ class TarPairs:
             Record(image, _captions(text, place[4], name), name)
             for (_, place, name), image, text in pairs
         ]
+
+    def _name(self, index: int) -> str:
+        return self._place(index)[2]
 
     def captions(self, index: int) -> tuple[str, ...]:
         """The captions of an image, which is not read."""
@@ -120,13 +110,9 @@ def open_tars(config_data: Data) -> DataSet:
 
     def read(parts: list[tuple[str, int, int]]) -> TarPairs:
         rows = np.concatenate([rows_of[name][start:stop] for name, start, stop in parts])
-        return TarPairs(index, rows, (config_data, parts))
+        return TarPairs(index, rows, (open_tars, config_data, parts))
 
     return DataSet(path, sizes, read, aliases(sizes))
-
-
-def _reopen(config_data: Data, parts: list[tuple[str, int, int]]) -> TarPairs:
-    return open_tars(config_data).read(parts)
 
 
 def _captions(content: bytes, is_json: int, name: str) -> tuple[str, ...]:

@@ -38,25 +38,15 @@ from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.unused import Unused
 
 
-class TarImages:
-    """Images in tar files."""
+class TarRecords:
+    """What records in tar files have in common: they are read together, and one by one where that fails."""
 
-    def __init__(
-        self,
-        tars: TarIndex,
-        rows: range | np.ndarray,
-        classes: tuple[str, ...],
-        multi_label: bool,
-        labels: Labels,
-        opened: tuple,
-    ):
+    def __init__(self, rows: range | np.ndarray, opened: tuple):
         """Args:
-        rows: which images of the tar files these are.
-        opened: `config.data` and the parts by which another process opens the same.
+        rows: which records of the tar files these are.
+        opened: the function, `config.data` and the parts by which another process opens the same.
         """
-        self._tars, self._rows, self._opened = tars, rows, opened
-        self.classes, self.multi_label, self.labels = classes, multi_label, labels
-        self._ranges = Ranges()
+        self._rows, self._opened, self._ranges = rows, opened, Ranges()
 
     def __reduce__(self):
         return _reopen, self._opened  # what is mapped into memory does not travel
@@ -68,23 +58,62 @@ class TarImages:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """The records at `indices`, in their order."""
-        files = self._tars.files
-        wanted = [self._tars.place(int(self._rows[index])) for index in indices]
-        parts = [(files[number], first, size) for number, _, first, size in wanted]
-        names = [readable(f"{files[number]}, {name}") for number, name, _, _ in wanted]
-        for (*_, size), name in zip(parts, names, strict=True):
-            check_bytes(size, name)
+        """The records at `indices`, in their order; what is read of them is requested at once.
+
+        Raises:
+          BadImage: one of them cannot be read.
+        """
         try:
-            images = self._ranges.read_many(parts)
+            return self._read(indices)
         except OSError as error:
             if limits.is_shortage(error):
                 raise
-            if len(names) > 1:  # which of them cannot be read?
+            if len(indices) > 1:  # which of them cannot be read?
                 return [self[index] for index in indices]
-            raise BadImage(names[0], error.strerror or str(error)) from None
+            raise BadImage(self._name(indices[0]), error.strerror or str(error)) from None
+
+    def _read(self, indices: Sequence[int]) -> list[Record]:
+        """`read`, which raises `OSError` if any of them cannot be read."""
+        raise NotImplementedError
+
+    def _name(self, index: int) -> str:
+        raise NotImplementedError
+
+
+class TarImages(TarRecords):
+    """Images in tar files."""
+
+    def __init__(
+        self,
+        tars: TarIndex,
+        rows: range | np.ndarray,
+        classes: tuple[str, ...],
+        multi_label: bool,
+        labels: Labels,
+        opened: tuple,
+    ):
+        """`rows` and `opened`: of `TarRecords`."""
+        super().__init__(rows, opened)
+        self._tars = tars
+        self.classes, self.multi_label, self.labels = classes, multi_label, labels
+
+    def _read(self, indices: Sequence[int]) -> list[Record]:
+        files = self._tars.files
+        wanted = [self._tars.place(int(self._rows[index])) for index in indices]
+        parts = [(files[number], first, size) for number, _, first, size in wanted]
+        names = [self._name_at(place) for place in wanted]
+        for (*_, size), name in zip(parts, names, strict=True):
+            check_bytes(size, name)
+        images = self._ranges.read_many(parts)
         labels = [label_at(self.labels, index) for index in indices]
         return list(map(Record, images, labels, names))
+
+    def _name(self, index: int) -> str:
+        return self._name_at(self._tars.place(int(self._rows[index])))
+
+    def _name_at(self, place: Place) -> str:
+        number, name, *_ = place
+        return readable(f"{self._tars.files[number]}, {name}")
 
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and sizes, and of all labels."""
@@ -130,7 +159,7 @@ def open_tar(config_data: Data) -> DataSet:
         selected = [members[name][start:stop] for name, start, stop in parts]
         labels = _joined([labels_of(rows) for rows in selected])
         described = meaning.classes, meaning.multi_label, labels
-        return TarImages(tars, _joined(selected), *described, (config_data, parts))
+        return TarImages(tars, _joined(selected), *described, (open_tar, config_data, parts))
 
     def identity() -> str:
         rows = {name: _labelled(tars, of_split, labels_of) for name, of_split in members.items()}
@@ -139,8 +168,10 @@ def open_tar(config_data: Data) -> DataSet:
     return DataSet(path, sizes, read, aliases(sizes), identity)
 
 
-def _reopen(config_data: Data, parts: list[tuple[str, int, int]]) -> TarImages:
-    return open_tar(config_data).read(parts)
+def _reopen(
+    opener: Callable[[Data], DataSet], config_data: Data, parts: list[tuple[str, int, int]]
+) -> TarRecords:
+    return opener(config_data).read(parts)
 
 
 def _joined(parts: list):
