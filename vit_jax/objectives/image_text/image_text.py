@@ -6,6 +6,7 @@ own. A loss is over all pairs of a batch, so that a batch is never split: `confi
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -97,9 +98,9 @@ class ImageText(Objective):
                 "belong together; set it to 2 or more, as many as fit"
             )
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
-        """Of the vector that the image tower gives."""
+        """Of the vector that the image tower gives. The model is traced for it, once: each log counts operations."""
         features = layer_features.shapes_of(self.context.model, lambda model, x: model(x).features)
         return features.shape[-1]
 
