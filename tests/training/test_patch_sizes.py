@@ -13,7 +13,7 @@ from flax import nnx
 import vit_jax
 from tests.integration.conftest import TINY
 from tests.models import test_contract as families
-from tests.training.test_phases import make_batch, parameters
+from tests.training.test_phases import check_logits, make_batch, parameters
 from tests.training.test_step import make_config
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
@@ -84,14 +84,7 @@ def test_a_family_has_several_patch_sizes_or_says_why_not(family):
     except ConfigError as error:
         assert config.fixed_size_reason in str(error) and config.fixed_size_reason
         return
-    definition, weights = registry.abstract_weights(config)
-
-    def logits(weights, images):
-        model = nnx.merge(definition, *weights)
-        return resized.resized(model, config, target, resized.SCHEDULED)(images).logits
-
-    images = jax.ShapeDtypeStruct((2, *size, config.channels), jnp.float32)
-    assert jax.eval_shape(logits, weights, images).shape == (2, families.CLASSES)
+    check_logits(config, target)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,18 @@ def test_a_step_takes_images_of_each_size(changes, tmp_path):
         assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
+def check_logits(config, target):
+    """Two images of the target's size have logits from a model of the config."""
+    definition, weights = registry.abstract_weights(config)
+
+    def logits(weights, images):
+        model = nnx.merge(definition, *weights)
+        return resized.resized(model, config, target, resized.SCHEDULED)(images).logits
+
+    images = jax.ShapeDtypeStruct((2, *target.height_width, config.channels), jnp.float32)
+    assert jax.eval_shape(logits, weights, images).shape == (2, families.CLASSES)
+
+
 @pytest.mark.parametrize("family", families.TINY)
 def test_a_family_learns_from_other_sizes_or_says_why_not(family):
     config = families.tiny(family)
@@ -150,14 +162,7 @@ def test_a_family_learns_from_other_sizes_or_says_why_not(family):
     except ConfigError as error:
         assert family in ("mixer", "feed_forward", "axial_resnet"), error
         return
-    definition, weights = registry.abstract_weights(config)
-
-    def logits(weights, images):
-        model = nnx.merge(definition, *weights)
-        return resized.resized(model, config, target, resized.SCHEDULED)(images).logits
-
-    images = jax.ShapeDtypeStruct((2, *larger, config.channels), jnp.float32)
-    assert jax.eval_shape(logits, weights, images).shape == (2, families.CLASSES)
+    check_logits(config, target)
     assert family not in ("mixer", "feed_forward", "axial_resnet")
 
 
