@@ -44,6 +44,19 @@ def test_a_step_is_timed_in_all_and_in_parts():
     assert np.isfinite(result["loss"]) and result["temporary_memory_bytes"] > 0
 
 
+def test_images_a_second_are_those_of_the_batch_that_a_budget_of_patches_makes():
+    native = {
+        "data.native_tokens": 4,
+        "data.native_lengths": (4, 8),
+        "eval.batch_size": 8,
+        "augment.mixup": 0.0,
+    }
+    native |= {"data.native_budget": 192, "data.native_multiple": 8}
+    result = step.step(tiny(**native), steps=1)
+    assert result["batch_size"] == 24  # of the longest images; config.batch_size is 8
+    assert result["images_per_second"] == pytest.approx(24 / result["step_seconds"])
+
+
 def test_steps_and_answers_of_a_model_that_segments_are_timed():
     maps = {"objective.name": "segmentation", "objective.head": "linear", "augment.mixup": 0.0}
     config = tiny(**maps, **{"model.num_classes": None})

@@ -70,6 +70,26 @@ def test_patch_sizes_have_a_row_each_with_the_steps_of_its_share(made):
     assert "  patches of 16" in report.text(planned | {"sizes": [fine, coarse]})
 
 
+def test_lengths_of_native_sizes_have_a_row_each_and_the_plan_is_of_the_longest():
+    config = small_config()
+    config.data.native_tokens, config.augment.mixup = 16, 0.0
+    config.data.native_lengths = (32, (16, 3))  # of a cycle of four steps
+    config.data.native_budget, config.data.native_multiple = 1024, 8
+    devices = target.find("cpu:8")
+    assembly = plan.make_assembly(config)
+    planned = plan.make_plan(assembly, devices)
+    long, short = planned["sizes"]
+    assert [(r["patches"], r["batch_size"]) for r in (long, short)] == [(32, 32), (16, 64)]
+    assert long["steps"] + short["steps"] == 10 and short["steps"] in (7, 8)
+    assert long["flops_per_device"] == planned["flops_per_device"]
+    config.data.native_lengths, config.data.native_budget = (16,), 0
+    alone = plan.make_assembly(config)
+    assert short["model_flops_per_step"] == alone.step_flops < assembly.step_flops
+    expected = compiling.prepare(alone, devices).flops / 8
+    np.testing.assert_allclose(short["flops_per_device"], expected, rtol=1e-3)
+    assert "  32 patches  " in report.text(planned)
+
+
 def test_memory_of_a_plan_is_what_xla_reports_of_the_step_that_runs(made):
     assembly, planned = made
     mesh = meshes.make_mesh(vars(assembly.config.mesh))

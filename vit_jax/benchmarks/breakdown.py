@@ -43,7 +43,7 @@ def breakdown(
             f"{assembly.config.model.name} has no Transformer blocks: no breakdown of its step"
         )
     passes = assembly.config.accumulate
-    images = assembly.config.batch_size // passes
+    images = len(next(iter(batch.values()))) // passes
     shape = (images, config.tokens, config.width)
     x = jax.device_put(
         jax.random.normal(jax.random.key(0), shape, jnp.dtype(config.dtype)),

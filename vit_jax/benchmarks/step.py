@@ -63,7 +63,7 @@ def step(
     median = statistics.median(times)
     flops = assembly.step_flops
     peak = chips.peak_flops(jax.devices()[0].device_kind)
-    result = _summary(assembly, mesh, times, timed.attention) | {
+    result = _summary(assembly, mesh, times, timed.attention, count_images(timed.batch)) | {
         "compile_seconds": timed.compile_seconds,
         "model_flops_per_step": flops,
         "model_flops_per_second": flops / median,
@@ -109,7 +109,7 @@ def _compared(first: Timed, times: list[float], other: Timed, other_times: list[
     """Time and FLOPs of an image of `first` over those of the other."""
 
     def of_an_image(timed: Timed, seconds: list[float]) -> tuple[float, float]:
-        images = timed.assembly.config.batch_size
+        images = count_images(timed.batch)
         return statistics.median(seconds) / images, timed.assembly.step_flops / images
 
     (seconds, flops), (other_seconds, other_flops) = (
@@ -155,7 +155,7 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
         "weights_bytes": sum(x.nbytes for x in jax.tree.leaves(weights)),
         "batch_bytes": memory.temp_size_in_bytes + memory.output_size_in_bytes + images.nbytes,
     }
-    return _summary(assembly, mesh, times, attention) | needs | context()
+    return _summary(assembly, mesh, times, attention, len(images)) | needs | context()
 
 
 def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
@@ -170,8 +170,17 @@ def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     return assembly, mesh
 
 
+def count_images(batch: dict[str, jax.Array]) -> int:
+    """The images of a batch, which need not be `config.batch_size` where `config.data.native_budget` is set."""
+    return len(next(iter(batch.values())))
+
+
 def _summary(
-    assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float], attention: Iterable[str]
+    assembly: Assembly,
+    mesh: jax.sharding.Mesh,
+    times: list[float],
+    attention: Iterable[str],
+    images: int,
 ) -> dict:
     config, median = assembly.config, statistics.median(times)
     return {
@@ -179,8 +188,8 @@ def _summary(
         "image_size": config.data.image_size,
         "dtype": assembly.model_config.dtype,
         "choices": choices.summarize(assembly.model_config, mesh, attention),
-        "batch_size": config.batch_size,
-        "images_per_second": config.batch_size / median,
+        "batch_size": images,
+        "images_per_second": images / median,
         "step_seconds": median,
         "step_seconds_min": min(times),
         "step_seconds_max": max(times),

@@ -10,6 +10,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+import numpy as np
+
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
@@ -49,8 +51,18 @@ def make_size_choice(data: Data, draw: Callable[[int], float]) -> Callable[[int]
     Args:
       draw: step -> a number in [0, 1), by the seed.
     """
-    ends = list(itertools.accumulate(find_sizes(data).values()))[:-1]
+    ends = _ends(data)
     return lambda step: bisect.bisect_right(ends, draw(step))
+
+
+def count_sizes(data: Data, numbers: np.ndarray) -> list[int]:
+    """How many of the steps for which these numbers were drawn have each of `find_sizes`."""
+    ends = _ends(data)
+    return np.bincount(np.searchsorted(ends, numbers, "right"), minlength=len(ends) + 1).tolist()
+
+
+def _ends(data: Data) -> list[float]:
+    return list(itertools.accumulate(find_sizes(data).values()))[:-1]
 
 
 def split_evenly(data: Data) -> list[Data]:

@@ -98,7 +98,7 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     if config.data.patch_sizes:
         from vit_jax.data import patch_sizes
 
-        return patch_sizes.make_size_choice(config.data, functools.partial(_draw, config.seed))
+        return patch_sizes.make_size_choice(config.data, lambda step: draw(config.seed, step)[0])
     if config.data.native_tokens:
         from vit_jax.data import native_batches
 
@@ -114,7 +114,7 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
     from vit_jax.data import several_views
 
     to_steps = functools.partial(durations.steps, **units, total_steps=total)
-    return several_views.make_choice(config, to_steps, functools.partial(_draw, config.seed))
+    return several_views.make_choice(config, to_steps, lambda step: draw(config.seed, step)[0])
 
 
 def images_per_step(config: BatchSpec) -> float:
@@ -143,7 +143,7 @@ def images_before(config: BatchSpec, step: int, skipped: Sequence[tuple[int, int
     return before(stop) - left_out
 
 
-def _draw(seed: int, step: int) -> float:
-    """A number in [0, 1)."""
-    bits = np.random.Philox(key=seed + (_CHOICE << 64), counter=step).random_raw()
-    return (int(bits) >> 11) * 2.0**-53
+def draw(seed: int, step: int, steps: int = 1) -> np.ndarray:
+    """(steps,) numbers in [0, 1), of the steps from `step` on."""
+    bits = np.random.Philox(key=seed + (_CHOICE << 64), counter=step).random_raw(4 * steps)
+    return (bits[::4] >> np.uint64(11)) * 2.0**-53

@@ -15,6 +15,7 @@ from vit_jax.data.sources.known_sets import NAMED
 from vit_jax.data.splits import select
 from vit_jax.devices import meshes
 from vit_jax.models import naming, registry
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.planning import (
     collectives,
     compiling,
@@ -27,6 +28,7 @@ from vit_jax.planning import (
     tpu_roofline,
 )
 from vit_jax.planning.target import Target
+from vit_jax.training import phases
 from vit_jax.training.assembly import Assembly, assemble, resolve
 
 # Images of splits that plans need before the data is there: TFDS's catalog; JFT as the ViT paper
@@ -121,13 +123,17 @@ def make_plan(
         return plan
     plan["compile_seconds"] = compiled.seconds
     if target.tpu:
-        plan |= _on_tpu(plan, assembly, target, step, compiled)
+        longest = assembly
+        if assembly.config.data.native_tokens:
+            longest = max(phases.split_run(assembly), key=lambda alone: alone.step_flops)
+        plan |= _on_tpu(plan, longest.model_config, target, step, compiled)
     elif target.gpu:
         plan |= _on_gpu(target, step, compiled.program)
     else:
         step_collectives = collectives.find(compiled.program, slices=target.slices)
         plan["collectives"] = collectives.summary(step_collectives)
-    if assembly.config.data.size_schedule or assembly.config.data.patch_sizes:
+    data = assembly.config.data
+    if data.size_schedule or data.patch_sizes or len(data.native_lengths) > 1:
         plan["sizes"] = _by_size(plan, assembly, target)
     if target.chip:
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
@@ -135,24 +141,22 @@ def make_plan(
 
 
 def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
-    """A row for each entry of `config.data.size_schedule` or `patch_sizes`: its steps, and what one takes. `plan` is of
-    the largest step.
+    """A row for each entry of `config.data.size_schedule`, `patch_sizes` or `native_lengths`: its steps, and what one
+    takes. `plan` is of the largest images.
     """
-    variants = views.variants(assembly.config)
-    networks = [assembly.networks.at_size(v.data.image_size, v.patch) for v in variants]
-    flops = [assembly.passes * at_size.objective.flops() for at_size in networks]
+    variants, each = views.variants(assembly.config), phases.split_run(assembly)
+    flops = [alone.step_flops for alone in each]
     longest, kept = variants[flops.index(max(flops))], ("flops_per_device", "seconds")
     rows, costs = [], {longest.shapes[0][1]: {name: plan[name] for name in kept if name in plan}}
     steps = _steps_by_size(assembly)
-    for variant, at_size, number, row in zip(variants, networks, flops, steps, strict=True):
+    for variant, alone, number, row in zip(variants, each, flops, steps, strict=True):
         ((_, shape),) = variant.shapes
         if shape not in costs:
             step = compiling.prepare(assembly, target, variant)
             costs[shape] = {"flops_per_device": step.flops / len(target.devices)}
             compiled = compiling.compile(step) if target.chip else None
             if target.tpu:
-                resized = dataclasses.replace(assembly, model_config=at_size.model_config)
-                on_tpu = _on_tpu(plan | costs[shape], resized, target, step, compiled)
+                on_tpu = _on_tpu(plan | costs[shape], alone.model_config, target, step, compiled)
                 costs[shape]["seconds"] = on_tpu["seconds"]
             elif target.gpu:
                 costs[shape]["seconds"] = _on_gpu(target, step, compiled.program)["seconds"]
@@ -163,6 +167,14 @@ def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
 def _steps_by_size(assembly: Assembly) -> list[dict]:
     """The steps of each of `views.variants`; of patches drawn by their shares as many as are expected."""
     data, total = assembly.config.data, assembly.total_steps
+    if data.native_lengths:
+        from vit_jax.data import native_batches
+
+        counts = native_batches.Cycle(assembly.config).counts(0, total)
+        return [
+            {"patches": v.data.native_tokens, "batch_size": v.batch_size, "steps": count}
+            for v, count in zip(views.variants(assembly.config), counts, strict=True)
+        ]
     if data.patch_sizes:
         from vit_jax.data import patch_sizes
 
@@ -176,14 +188,14 @@ def _steps_by_size(assembly: Assembly) -> list[dict]:
 
 def _on_tpu(
     plan: dict,
-    assembly: Assembly,
+    model: ClassifierConfig,
     target: Target,
     step: compiling.Step,
     compiled: compiling.Compiled,
 ) -> dict:
-    """What takes the time of a step, on TPUs."""
+    """What takes the time of a step, on TPUs. `model`: for images of the step's size."""
     step_collectives = collectives.find(compiled.program, slices=target.slices)
-    tokens = getattr(assembly.model_config, "tokens", None)
+    tokens = getattr(model, "tokens", None)
     bundles = kernels.count_bundles(kernels.find_kernels(compiled.program), target.name)
     rows = kernels.rows(compiled.program, bundles, step.grids)
     program = dataclasses.replace(

@@ -93,8 +93,13 @@ def _sizes(plan: dict) -> list[tuple[str, str]]:
         if "seconds" in row:
             seconds = row["seconds"]
             text += f", {_ms(seconds['expected'])} expected, {_ms(seconds['floor'])} floor"
-        patch = row.get("patch")
-        name = f"patches of {patch}" if patch else f"{sizes.size_text(row['image_size'])} px"
+        if "patches" in row:
+            name = f"{row['patches']} patches"
+            text = f"{row['batch_size']:,} images, {text}"
+        elif "patch" in row:
+            name = f"patches of {row['patch']}"
+        else:
+            name = f"{sizes.size_text(row['image_size'])} px"
         rows.append((f"  {name}", text))
     saved = (
         f"{total:.3g} FLOP a device, {1 - total / largest:.1%} less than all at the largest size"

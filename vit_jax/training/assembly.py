@@ -79,7 +79,7 @@ class Outline:
         if self.config.data.native_tokens or self.config.data.patch_sizes:
             from vit_jax.training import phases
 
-            return max(phases.flops_of_variants(self))
+            return max(alone.step_flops for alone in phases.split_run(self))
         return self.passes * self.networks.objective.flops()
 
     @property
@@ -149,9 +149,9 @@ class Assembly(Outline):
         return states.abstract(self.init, mesh, **placement(self.networks, self.config).rules)
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch of the run, on a mesh; where images have several sizes, the largest."""
+        """A batch of the run, on a mesh; where images have several sizes, that of the largest images."""
         all_batches = self.abstract_batches(mesh)
-        return max(all_batches, key=lambda batch: sum(x.size for x in batch.values()))
+        return max(all_batches, key=lambda batch: sum(x.size / len(x) for x in batch.values()))
 
     @property
     def tells_classes(self) -> bool:

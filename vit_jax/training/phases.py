@@ -4,7 +4,6 @@ the networks can learn from it, and what the steps cost. Which step has which si
 """
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,9 +122,9 @@ def _changed(before, after) -> str:
     return names[0] if names else ""
 
 
-def flops_of_variants(outline: Any) -> list[int]:
-    """Operations of a step with each of `config.data.native_lengths` or `patch_sizes`: a row of so many patches costs
-    the same as any grid of them. `outline`: of the run, an `assembly.Outline`.
+def split_run(outline: Any) -> list[Any]:
+    """The run with each of `views.variants` alone, images of one size: a row of so many patches stands for any grid of
+    them, which cost the same. `outline`: of the run, an `assembly.Outline`.
     """
     each = []
     for variant in views.variants(outline.config):
@@ -135,15 +134,16 @@ def flops_of_variants(outline: Any) -> list[int]:
             size = data.native_patch, data.native_patch * variant.data.native_tokens
         config = dataclasses.replace(outline.config, data=data, batch_size=variant.batch_size)
         networks = outline.networks.at_size(size, variant.patch)
-        each.append(dataclasses.replace(outline, config=config, networks=networks).step_flops)
+        parts = {"config": config, "networks": networks, "model_config": networks.model_config}
+        each.append(dataclasses.replace(outline, **parts))
     return each
 
 
 def flops_of_steps(outline: Any, first: int, stop: int) -> int:
     """`Outline.flops` of images at sizes of their own, or in patches of several sizes."""
-    each, config = flops_of_variants(outline), outline.config
-    if config.data.native_tokens:
-        counts = native_batches.Cycle(config).counts(first, stop)
-        return sum(map(operator.mul, counts, each))
-    choose = views.make_choice(config, 1)
-    return sum(each[choose(step)] for step in range(first, stop))
+    data, seed = outline.config.data, outline.config.seed
+    if data.native_tokens:
+        counts = native_batches.Cycle(outline.config).counts(first, stop)
+    else:
+        counts = patch_sizes.count_sizes(data, views.draw(seed, first, stop - first))
+    return sum(n * alone.step_flops for n, alone in zip(counts, split_run(outline), strict=True))
