@@ -23,6 +23,7 @@ from vit_jax.data.budget_batches import BudgetBatches
 from vit_jax.data.order import repeated_places
 from vit_jax.devices import meshes
 from vit_jax.export.run import export_run
+from vit_jax.inspection.run import inspect
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
@@ -304,7 +305,7 @@ def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(trained, tmp_path):
     assert logged == {step: before(step) for step in logged} and before(3) == 16 + 8 + 8
 
 
-def test_a_run_trained_so_is_used_so(trained):
+def test_a_run_trained_so_is_used_so(trained, photos, tmp_path):
     run = vit_jax.load_run(trained[1])
     wide, tall = (np.random.default_rng(0).integers(0, 256, (*n, 3), np.uint8) for n in SIZES[:2])
     np.testing.assert_array_equal(
@@ -316,7 +317,8 @@ def test_a_run_trained_so_is_used_so(trained):
     assert [x.shape[:2] for x in maps] == grids
     ((alone,),) = run.features([tall], layers=[-1], maps=True)
     np.testing.assert_allclose(alone, maps[1], atol=1e-5)
-    for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx")):
+    page = functools.partial(inspect, trained[1], [str(next(photos.rglob("*.png")))], tmp_path)
+    for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx"), page):
         with pytest.raises(
             ConfigError, match="native_tokens = 16.*set --config.data.native_tokens=0"
         ):

@@ -21,6 +21,7 @@ from vit_jax.data import views
 from vit_jax.models import registry, resized
 from vit_jax.models.contract import split_images
 from vit_jax.models.patch_kernels import resize_patch_embedding
+from vit_jax.prediction.overrides import load_for_images
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import StepPrograms, make_gradient
 
@@ -171,3 +172,15 @@ def test_a_run_is_evaluated_at_each_patch_size_and_at_any_other(run):
     assert set(larger) == {"accuracy", "top5_accuracy", "loss", "examples"}
     with pytest.raises(ConfigError, match="patches of 7"):
         trained.evaluate(model__patch=7)
+
+
+def test_images_of_a_user_are_seen_in_any_patches_too(run):
+    at_ten = [("model.patch", "10"), ("data.image_size", "40")]
+    models = [load_for_images(run[0], settings, "predict") for settings in ((), at_ten)]
+    assert [model.config.data.image_size for model in models] == [32, 40]
+    stored, sized = (patterns.named(registry.split(m.model)[1].params) for m in models)
+    kernel = resize_patch_embedding(np.asarray(stored["embedding/kernel"]), 10)
+    np.testing.assert_allclose(sized["embedding/kernel"], kernel, atol=1e-6)
+    np.testing.assert_array_equal(sized["position"], stored["position"])  # both of 4 x 4
+    with pytest.raises(ConfigError, match="patches of 7"):
+        load_for_images(run[0], [("model.patch", "7")], "predict")

@@ -33,7 +33,7 @@ from vit_jax.inspection.contract import InspectionContext, InspectOptions, Secti
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
-from vit_jax.prediction.images import Named, find_images, read_ahead
+from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 # In the order of the page; see `register`.
@@ -90,6 +90,7 @@ def inspect(
     out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)
+    check_one_size(data, "inspect")
     config = observe.for_inspection(run.model_config)
     if options.thresholds and len(options.thresholds) != len(config.exit_flops) - 1:
         raise ConfigError(

@@ -1,5 +1,5 @@
 """What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, how the model is
-computed, and for images and patches of which sizes; what `predict` and `convert` may: how images are prepared.
+computed, and for images and patches of which sizes; what `predict`, `inspect`, `serve` and `export` may: how images are prepared, and these sizes; `convert` the former.
 Anything else would have no effect, and is refused.
 """
 
@@ -34,6 +34,7 @@ _FIELDS = ("batch_size", "model.dtype", "init_resize")
 _OF_IMAGES = (
     "mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels", "native_tokens",
 )  # fmt: skip
+_SIZES = "data.image_size", "model.patch"
 
 
 def load_to_evaluate(
@@ -191,26 +192,40 @@ def load_for_images(
     command: str,
     model_options: Mapping[str, Any] | None = None,
 ) -> TrainedModel:
-    """A trained model for images that the user brings; its config says how they are prepared.
+    """A trained model for images that the user brings; its config says how they are prepared, and which sizes images
+    and patches have.
 
     Args:
       path, model_options: see `loading.load_run`.
-      settings, command: see `of_images`.
+      settings: see `settings.change`; besides those of `of_images` `data.image_size` and `model.patch`.
+      command: for messages.
+
+    Raises:
+      ConfigError: see `of_images`; the model has one size of images or patches.
+      CheckpointError: see `loading.load_run`.
     """
     run = loading.load_run(path, model_options=model_options)
-    run.config.data.update(of_images(run.config, settings, command))
+    sized = {name: value for name, value in settings if name in _SIZES}
+    others = [(name, value) for name, value in settings if name not in _SIZES]
+    prepared = of_images(run.config, others, command, _SIZES)
+    if sized:
+        config = run.config.copy_and_resolve_references()
+        change(config, Config, sized.items())
+        typed, fit = _fit(schema.typed(config_class(config), config), run.model_config, sized)
+        run = at_sizes(run, typed, fit)
+    run.config.data.update(prepared)
     return run
 
 
 def of_images(
-    config: ConfigDict, settings: Iterable[tuple[str, str]], command: str
+    config: ConfigDict, settings: Iterable[tuple[str, str]], command: str, more: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The fields of `config.data` that settings change, of those in `_OF_IMAGES`.
 
     Args:
       config: of the run, not changed.
       settings: see `settings.change`.
-      command: for messages.
+      command, more: for messages; more are the fields that it also takes.
 
     Raises:
       ConfigError: there is no such field, it is not one of these, or the value is invalid.
@@ -220,6 +235,7 @@ def of_images(
     change(changed, Config, settings)
     for name, _ in settings:
         if name not in known:
-            raise ConfigError(f"{command} cannot use config.{name}, only {', '.join(known)}")
+            usable = ", ".join((*known, *more))
+            raise ConfigError(f"{command} cannot use config.{name}, only {usable}")
     data = schema.typed(config_class(changed), changed).data
     return {name: getattr(data, name) for name in _OF_IMAGES if f"data.{name}" in dict(settings)}
