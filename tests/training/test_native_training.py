@@ -238,6 +238,9 @@ def test_the_step_of_square_images_is_the_ordinary_one():
         ({"data.native_lengths": (16, 16)}, "native_lengths = .* has a length twice"),
         ({"data.native_lengths": ((16, 0),)}, "native_lengths: .16, 0. is no number of patches"),
         ({"data.native_budget": 100}, "native_budget = 100 .* 6 images of 16 patches, fewer than .*128"),
+        ({"data.native_budget": 20, "data.native_lengths": (16, 32), "data.native_multiple": 1}, "0 images of 32 patches"),
+        ({"model.position": "relative"}, "its layers have relative positions of one grid"),
+        ({"model.position": "bias2d"}, "its layers have bias2d positions of one grid"),
         ({"data.native_budget": 640, "accumulate": 16}, "40 images is not divisible by .*16.*native_multiple"),
         ({"data.native_budget": 640, "data.native_rate": "sqrt", "optim.name": "schedule_free"}, "schedule_free"),
         ({"data.native_patch": 16}, "the model's patch is 8"),
@@ -261,11 +264,19 @@ def test_batches_that_devices_do_not_divide_are_refused(photos):
         check_batch(config, mesh)
 
 
-def test_a_family_of_one_size_says_why():
-    config = vit_jax.load_config("configs/mixer.py:B/16")
-    config.update_from_flattened_dict({"data.native_tokens": 196, "augment.mixup": 0.0})
-    config.augment.randaugment_layers = 0
-    with pytest.raises(ConfigError, match="a weight for each token"):
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ("digits.py:mixer", "MLPs over tokens have a weight for each token"),
+        ("digits.py:hybrid", "patches are those of a ResNet's map of the whole image"),
+        ("digits.py:resnet", "layers work on the whole grid"),
+        ("t2t_vit.py:smoke", "patches overlap"),
+    ],
+)
+def test_a_family_of_one_size_says_why(recipe, reason):
+    config = vit_jax.load_config(f"configs/{recipe}")
+    config.data.native_tokens, config.data.train_crop = 64, "resize"
+    with pytest.raises(ConfigError, match=f"native_tokens = 64: .* for its {reason}"):
         resolve(config)
 
 

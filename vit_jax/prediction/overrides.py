@@ -1,6 +1,6 @@
 """What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, how the model is
-computed, and for images and patches of which sizes; what `predict`, `inspect`, `serve` and `export` may: how images are prepared, and these sizes; `convert` the former.
-Anything else would have no effect, and is refused.
+computed, and for images and patches of which sizes; what `predict`, `inspect`, `serve` and `export` may: these sizes,
+and how images are prepared, as `convert` may too. Anything else would have no effect, and is refused.
 """
 
 import dataclasses
