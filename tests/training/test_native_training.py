@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from etils import epath
 
 import vit_jax
 from tests.integration.conftest import TINY
@@ -27,6 +28,10 @@ from vit_jax.inspection.run import inspect
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
+from vit_jax.prediction.feature_files import write_features
+from vit_jax.prediction.features import Wanted
+from vit_jax.prediction.images import Named
+from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.network import Network
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.guards import check_batch
@@ -238,7 +243,7 @@ def test_the_step_of_square_images_is_the_ordinary_one():
         ({"data.native_lengths": (16, 16)}, "native_lengths = .* has a length twice"),
         ({"data.native_lengths": ((16, 0),)}, "native_lengths: .16, 0. is no number of patches"),
         ({"data.native_budget": 100}, "native_budget = 100 .* 6 images of 16 patches, fewer than .*128"),
-        ({"data.native_budget": 20, "data.native_lengths": (16, 32), "data.native_multiple": 1}, "0 images of 32 patches"),
+        ({"data.native_budget": 20, "data.native_lengths": (16, 32), "data.native_multiple": 1}, "0 images of 32"),
         ({"model.position": "relative"}, "its layers have relative positions of one grid"),
         ({"model.position": "bias2d"}, "its layers have bias2d positions of one grid"),
         ({"data.native_budget": 640, "accumulate": 16}, "40 images is not divisible by .*16.*native_multiple"),
@@ -328,6 +333,14 @@ def test_a_run_trained_so_is_used_so(trained, photos, tmp_path):
     assert [x.shape[:2] for x in maps] == grids
     ((alone,),) = run.features([tall], layers=[-1], maps=True)
     np.testing.assert_allclose(alone, maps[1], atol=1e-5)
+    write_features(
+        load_for_images(trained[1], (), "predict"), [Named("wide", wide), Named("tall", tall)],
+        epath.Path(tmp_path) / "f.npz", batch_size=1, wanted=Wanted(layers=(-1,), maps=True),
+    )  # fmt: skip
+    with np.load(tmp_path / "f.npz") as file:
+        assert file.files == ["features", "grids", "0.map.0", "0.map.1", "files"]
+        for number, expected in enumerate(maps):
+            np.testing.assert_allclose(file[f"0.map.{number}"], expected, atol=1e-5)
     page = functools.partial(inspect, trained[1], [str(next(photos.rglob("*.png")))], tmp_path)
     for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx"), page):
         with pytest.raises(

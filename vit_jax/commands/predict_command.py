@@ -138,7 +138,9 @@ def _define_features() -> None:
         "features: of these layers too: numbers from 0, or from the end if negative, or names such as stage3",
     )
     flags.DEFINE_bool(
-        "maps", False, "features: the patches of layers as maps (h, w, D) of the image"
+        "maps",
+        False,
+        "features: the patches of layers, by default of the last, as maps (h, w, D) of the image",
     )
     flags.DEFINE_bool("norm", True, "features: the outputs of layers after the model's last norm")
     flags.DEFINE_string(
@@ -174,8 +176,8 @@ def _features_are_wanted() -> bool:
     others += [] if FLAGS.norm else ["nonorm"]
     if others and not wanted:
         raise flags.Error(f"--{others[0]} is for --features")
-    if wanted and (FLAGS.maps or not FLAGS.norm) and not FLAGS.layers:
-        raise flags.Error("--maps and --nonorm are for --layers: pass --layers=-1 for the last one")
+    if wanted and not FLAGS.norm and not FLAGS.layers:
+        raise flags.Error("--nonorm is for --layers: pass --layers=-1 for the last one")
     return wanted
 
 
@@ -192,7 +194,8 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
     elif not out:
         raise flags.Error("--out=FILE.npz is missing: where --features writes to")
     size = None if FLAGS.image_size is None else sizes.parse(FLAGS.image_size, "--image_size")
-    layers = tuple(int(x) if x.lstrip("-").isdigit() else x for x in FLAGS.layers)
+    named = FLAGS.layers or (["-1"] if FLAGS.maps else [])
+    layers = tuple(int(x) if x.lstrip("-").isdigit() else x for x in named)
     target, files = file_to_write(out, flag), find_images(images)
     result = write_features(
         _load(settings),

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import pathlib
 import shutil
 import tempfile
@@ -66,7 +67,8 @@ def write_features(
       target: from `file_to_write`. FILE.npz has `files` (n,), `features` (n, D) float32 and of each layer
         `LAYER.class_token` (n, D), where there is one, and `LAYER.map` (n, h, w, D) or `LAYER.patches` (n, N, D), or
         `LAYER.tokens` without a grid; of images at sizes of their own `grids` (n, 2), the rows and columns of their
-        patches, of which further ones are zero; FILE.parquet has a column for each, and a row for each image.
+        patches, of which further ones are zero, or maps one by one, `LAYER.map.0` (h, w, D) and so on; FILE.parquet
+        has a column for each, and a row for each image.
       wanted: which features; by default the input of the head alone.
 
     Returns:
@@ -80,10 +82,10 @@ def write_features(
     wanted = wanted or Wanted()
     run = at_size(run, wanted)
     compiled = compile_features(run, wanted)
-    if wanted.maps and compiled.native:
+    if wanted.maps and compiled.native and target.suffix == ".parquet":
         raise ConfigError(
-            "maps of images at sizes of their own have several shapes, which the file cannot have: pass --layers "
-            "without --maps, for patches and `grids`, their rows and columns; or --native_tokens=0, for one size"
+            "maps of images at sizes of their own have several shapes, which a column cannot have: name the file .npz; "
+            "or pass --layers without --maps, for patches and `grids`, their rows and columns"
         )
     batches = compute_features(run, files, batch_size, compiled)
     good, bad, began = 0, 0, time.monotonic()
@@ -103,12 +105,19 @@ def write_features(
         if not good:
             raise UserError(f"none of the {bad} images can be read, see above")
     result = {"images": good, "unreadable": bad, "width": arrays["features"].shape[-1]}
-    shapes = {name: [good, *array.shape[1:]] for name, array in arrays.items()}
+    shapes = {
+        name: [good, "h", "w", array[0].shape[-1]]
+        if isinstance(array, list)
+        else [good, *array.shape[1:]]
+        for name, array in arrays.items()
+    }
     return result | ({"arrays": shapes} if wanted.layers else {})
 
 
-def _arrays(layers: Sequence[LayerFeatures], maps: bool) -> dict[str, np.ndarray]:
-    """The arrays of a file by name, see `write_features`."""
+def _arrays(
+    layers: Sequence[LayerFeatures], maps: bool
+) -> dict[str, np.ndarray | list[np.ndarray]]:
+    """The arrays of a file by name, see `write_features`; a list where images have several shapes."""
     arrays = {}
     for layer in layers:
         name = layer.name.replace("/", ".")
@@ -136,13 +145,19 @@ class _Npz:
         self._arrays: dict[
             str, tuple[Any, tuple[int, ...], str]
         ] = {}  # file, shape of an image's, type
+        self._shapes: dict[
+            str, list[tuple[int, ...]]
+        ] = {}  # of each image, where there are several
         self._count = 0
 
     def __enter__(self) -> "_Npz":
         return self
 
-    def add(self, names: list[str], arrays: dict[str, np.ndarray]) -> None:
+    def add(self, names: list[str], arrays: dict[str, np.ndarray | list[np.ndarray]]) -> None:
         for name, array in arrays.items():
+            if isinstance(array, list):
+                self._shapes.setdefault(name, []).extend(x.shape for x in array)
+                array = np.concatenate([x.ravel() for x in array])
             if name not in self._arrays:
                 kind = "<i4" if np.issubdtype(array.dtype, np.integer) else "<f4"
                 file = self._open.enter_context(self._scratch())
@@ -162,8 +177,13 @@ class _Npz:
         width = f"<U{self._longest}"
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
             for name, (file, shape, kind) in self._arrays.items():
+                file.seek(0)
+                for number, own in enumerate(self._shapes.get(name, ())):
+                    with _entry(archive, f"{name}.{number}", kind, own) as entry:
+                        entry.write(file.read(np.dtype(kind).itemsize * math.prod(own)))
+                if name in self._shapes:
+                    continue
                 with _entry(archive, name, kind, (self._count, *shape)) as entry:
-                    file.seek(0)
                     shutil.copyfileobj(file, entry, _BLOCK)
             with _entry(archive, "files", width, (self._count,)) as entry:
                 for file_name in self._read_names():
