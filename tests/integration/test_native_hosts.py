@@ -18,8 +18,8 @@ from vit_jax.training.assembly import resolve
 def test_native_sizes_with_a_budget_go_from_four_processes_to_two_and_back(hosts, tmp_path):
     """The same images in the same order, and by the same crops, flips and partners nearly the same parameters."""
     flags = {
-        "data.native_tokens": 16, "data.native_lengths": "(4,(8,2),16)", "data.native_budget": 256,
-        "data.native_multiple": 16, "eval.evaluators": "()",
+        "data.native_tokens": 16, "data.native_lengths": "((8,2),16)", "data.native_budget": 256,
+        "data.native_multiple": 16, "augment.erasing": 0, "audit.every": 0, "eval.evaluators": "()",
     }  # fmt: skip
     flags = [f"--config.{name}={value}" for name, value in flags.items()]
     one, moved = tmp_path / "one", tmp_path / "moved"
@@ -29,7 +29,7 @@ def test_native_sizes_with_a_budget_go_from_four_processes_to_two_and_back(hosts
     source = sources.open_train(config.data)
     order = order_of(source, config.seed, "uniform")
     ends = [views.images_before(config, step) for step in range(STEPS + 1)]
-    assert len(set(np.diff(ends).tolist())) == 3
+    assert len(set(np.diff(ends).tolist())) == 2
     steps = [order(np.arange(*pair)) for pair in itertools.pairwise(ends)]
     first = 0
     for processes, until in ((4, 3), (2, 7), (4, STEPS)):
@@ -37,9 +37,9 @@ def test_native_sizes_with_a_budget_go_from_four_processes_to_two_and_back(hosts
             moved, *flags, *FSDP, processes=processes, seconds=0.01, config="naflex.py:smoke"
         )
         if until < STEPS:
-            run.until(lambda until=until: steps_done(moved) >= until)
+            run.until(lambda until=until: steps_done(moved) >= until, seconds=900)
             run.processes[1].send_signal(signal.SIGTERM)
-        assert run.codes() == [42 if until < STEPS else 0] * processes, run.log(0)
+        assert run.codes(900) == [42 if until < STEPS else 0] * processes, run.log(0)
         stop = newest(moved)
         for process in range(processes):
             read = np.loadtxt(run.folder / f"reads-{process}.txt", np.int64)[not first :]
