@@ -137,7 +137,7 @@ def _fit(
     if size == old and not patch:
         return config, {}
     config_at(model, size, patch)
-    data = config.data
+    data = dataclasses.replace(config.data, native_patch=0)  # which a native run has in its config
     if size != old and "data.eval_resize" not in changes:  # the same share of an image
         share = min(sizes.height_width(size)) / min(sizes.height_width(old))
         data = dataclasses.replace(data, eval_resize=round(share * data.eval_resize))
