@@ -118,9 +118,7 @@ def make_plan(
     if assembly.config.checkpoint.local:
         plan["local_disk_bytes"] = _local_disk(step, target)
     if not fits:
-        plan["missing_bytes"] = memory.peak - target.capacity
-        plan["advice"] = _advice(assembly, step, plan)
-        return plan
+        return _without_room(plan, assembly, step, memory)
     plan["compile_seconds"] = compiled.seconds
     if target.tpu:
         longest = assembly
@@ -134,10 +132,23 @@ def make_plan(
         plan["collectives"] = collectives.summary(step_collectives)
     data = assembly.config.data
     if data.size_schedule or data.patch_sizes or len(data.native_lengths) > 1:
-        plan["sizes"] = _by_size(plan, assembly, target)
+        try:
+            plan["sizes"] = _by_size(plan, assembly, target)
+        except compiling.OutOfMemory as error:  # short images, whose batch has more of them
+            return _without_room(plan, assembly, step, error.memory)
     if target.chip:
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
     return plan
+
+
+def _without_room(
+    plan: dict, assembly: Assembly, step: compiling.Step, memory: compiling.Memory
+) -> dict:
+    """The plan of a step that needs more memory than a device has."""
+    of_step = plan["memory"] | dataclasses.asdict(memory)
+    missing = memory.peak - of_step["capacity"]
+    plan = plan | {"fits": False, "memory": of_step, "missing_bytes": missing}
+    return plan | {"advice": _advice(assembly, step, plan)}
 
 
 def _by_size(plan: dict, assembly: Assembly, target: Target) -> list[dict]:
