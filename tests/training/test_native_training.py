@@ -338,9 +338,9 @@ def test_a_run_trained_so_is_used_so(trained, photos, tmp_path):
         epath.Path(tmp_path) / "f.npz", batch_size=1, wanted=Wanted(layers=(-1,), maps=True),
     )  # fmt: skip
     with np.load(tmp_path / "f.npz") as file:
-        assert file.files == ["features", "grids", "0.map.0", "0.map.1", "files"]
+        assert file.files == ["features", "grids", "blocks.0.map.0", "blocks.0.map.1", "files"]
         for number, expected in enumerate(maps):
-            np.testing.assert_allclose(file[f"0.map.{number}"], expected, atol=1e-5)
+            np.testing.assert_allclose(file[f"blocks.0.map.{number}"], expected, atol=1e-5)
     assert run.evaluate(model__patch=16)["examples"] == 12
     page = functools.partial(inspect, trained[1], [str(next(photos.rglob("*.png")))], tmp_path)
     for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx"), page):
