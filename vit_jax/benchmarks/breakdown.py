@@ -43,7 +43,7 @@ def breakdown(
             f"{assembly.config.model.name} has no Transformer blocks: no breakdown of its step"
         )
     passes = assembly.config.accumulate
-    images = len(next(iter(batch.values()))) // passes
+    images = count_images(batch) // passes
     shape = (images, config.tokens, config.width)
     x = jax.device_put(
         jax.random.normal(jax.random.key(0), shape, jnp.dtype(config.dtype)),
@@ -93,6 +93,11 @@ def breakdown(
         "optimizer": median(update, state.params, state.opt_state, state.params),
         "transfers": statistics.median(seconds(lambda: jax.device_put(on_host, sharding), steps)),
     }
+
+
+def count_images(batch: dict[str, jax.Array]) -> int:
+    """The images of a batch, which need not be `config.batch_size` where `config.data.native_budget` is set."""
+    return len(next(iter(batch.values())))
 
 
 def seconds(run: Callable, steps: int, warm_up: int = 2) -> list[float]:

@@ -63,7 +63,7 @@ def step(
     median = statistics.median(times)
     flops = assembly.step_flops
     peak = chips.peak_flops(jax.devices()[0].device_kind)
-    result = _summary(assembly, mesh, times, timed.attention, count_images(timed.batch)) | {
+    result = _summary(assembly, mesh, times, timed.attention, timing.count_images(timed.batch)) | {
         "compile_seconds": timed.compile_seconds,
         "model_flops_per_step": flops,
         "model_flops_per_second": flops / median,
@@ -109,7 +109,7 @@ def _compared(first: Timed, times: list[float], other: Timed, other_times: list[
     """Time and FLOPs of an image of `first` over those of the other."""
 
     def of_an_image(timed: Timed, seconds: list[float]) -> tuple[float, float]:
-        images = count_images(timed.batch)
+        images = timing.count_images(timed.batch)
         return statistics.median(seconds) / images, timed.assembly.step_flops / images
 
     (seconds, flops), (other_seconds, other_flops) = (
@@ -168,11 +168,6 @@ def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     mesh = make_mesh(config)
     check_batch(config, mesh)
     return assembly, mesh
-
-
-def count_images(batch: dict[str, jax.Array]) -> int:
-    """The images of a batch, which need not be `config.batch_size` where `config.data.native_budget` is set."""
-    return len(next(iter(batch.values())))
 
 
 def _summary(
