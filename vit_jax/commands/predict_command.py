@@ -20,11 +20,12 @@ def predict() -> None:
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
     are set; --config.data.image_size and --config.model.patch resize the model. An IMAGE is a file, a folder, of
-    which all images are taken, a pattern in quotes, or -: standard input, which is an image or the names of images, one per line. Each is printed as soon as it is classified.
-    One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
-    nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11
-    adds the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays
-    and maps.json to the folder --out. With --budget or --threshold images leave a model with exits early.
+    which all images are taken, a pattern in quotes, or -: standard input, which is an image or the names of images,
+    one per line. Each is printed as soon as it is classified. One that cannot be read is named, the others are still
+    predicted, and the exit code is 1. With --features nothing is classified: features go to a .npz or .parquet file,
+    with the names of the images; --layers=3,7,11 adds the outputs of these layers, --maps as maps of the image. A
+    model that segments writes masks, overlays and maps.json to the folder --out. With --budget or --threshold images
+    leave a model with exits early.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
