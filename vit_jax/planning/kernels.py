@@ -91,12 +91,12 @@ def grids(jaxpr: core.ClosedJaxpr, cores: int = 1) -> dict[str, int]:
 
 def _on_a_core(equation: core.JaxprEqn, cores: int) -> int:
     mapping = equation.params["grid_mapping"]
-    told = iter(getattr(equation.params["compiler_params"], "dimension_semantics", None) or ())
+    semantics = iter(getattr(equation.params["compiler_params"], "dimension_semantics", None) or ())
     # Axes of `vmap` are parallel, and come before those that the kernel tells of.
     parallel = [
         size
         for axis, size in enumerate(mapping.grid)
-        if axis in mapping.vmapped_dims or "parallel" in str(next(told, "")).lower()
+        if axis in mapping.vmapped_dims or "parallel" in str(next(semantics, "")).lower()
     ]
     share = min((fractions.Fraction(-(-size // cores), size) for size in parallel), default=1)
     return math.ceil(share * flops.runs(equation))
