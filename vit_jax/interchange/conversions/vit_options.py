@@ -161,6 +161,13 @@ def _from_metadata(
     return _by_comparison(tensor_options, shapes, arguments)
 
 
+def arguments_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's arguments that `metadata` has, with those of the published model that it names."""
+    known = published.architectures().get(metadata.get("architecture", ""))
+    stated = {n: v for n, v in metadata.items() if n not in _NO_ARGUMENTS}
+    return (known.arguments if known else {}) | stated
+
+
 # What `metadata` has that is no argument of timm's class.
 _NO_ARGUMENTS = {
     "architecture",
@@ -283,7 +290,7 @@ def published_heads(options: Options) -> tuple[int | None, dict[str, Open]]:
 def check_supported(architecture: str) -> None:
     """Raises `CheckpointError` for a ViT of timm that cannot be computed here."""
     known = published.architectures().get(architecture)
-    if known and known.kind in KINDS:
+    if known and known.kind in KINDS and not vit_naflex.is_cropping(known.arguments):
         from_arguments(known.kind, known.arguments)
 
 

@@ -48,6 +48,8 @@ class Timm(contract.TimmConversion):
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
             return None
+        if vit_naflex.is_cropped(shapes, metadata):
+            return None
         return recognise(shapes, metadata)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
