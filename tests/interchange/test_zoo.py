@@ -93,6 +93,28 @@ def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     assert formats.read_checkpoint(tmp_path / "ours").model_config == checkpoint.model_config
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_large_patch16_sapiens2", dict(num_heads=4, num_kv_heads=(4, 2))),
+        ("vit_pwee_patch16_reg1_gap_256", {}),
+    ],
+    ids=["fewer heads of keys", "parallel blocks"],
+)
+def test_what_is_kept_in_another_arrangement_is_computed_the_same(tmp_path, name, arguments):
+    arguments = P16 | arguments
+    model = zoo.build(name, **arguments)
+    checkpoint = formats.read_checkpoint(zoo.save(model, tmp_path / "theirs", arguments))
+    assert zoo.difference(model, checkpoint) <= 1e-5
+    if checkpoint.model_config.parallel:
+        with pytest.raises(CheckpointError, match="timm has no parallel blocks"):
+            formats.write_checkpoint(checkpoint, tmp_path / "ours", "timm")
+        return
+    formats.write_checkpoint(checkpoint, tmp_path / "ours", "timm")
+    # With as many heads of keys as of queries.
+    assert zoo.difference(model, formats.read_checkpoint(tmp_path / "ours")) <= 1e-5
+
+
 def recognised(name, said=None, **arguments):
     """What the tensors of an architecture say, and what is said beside them; without memory."""
     with torch.device("meta"):

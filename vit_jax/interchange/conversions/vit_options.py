@@ -44,10 +44,6 @@ def from_tensors(shapes: Shapes) -> Options:
     qv = f"{attention}.q_bias" in shapes
     if separate:
         biased, of_keys = (f"{attention}.{n}_proj.bias" in shapes for n in "qk")
-        if shapes[f"{attention}.k_proj.weight"] != shapes[f"{attention}.q_proj.weight"]:
-            raise CheckpointError(
-                "fewer heads of keys and values than of queries are not supported"
-            )
     else:
         biased, of_keys = qv or f"{attention}.qkv.bias" in shapes, not qv
     down = shapes[f"{block}.mlp.fc2.weight"][1]
@@ -74,6 +70,7 @@ def from_tensors(shapes: Shapes) -> Options:
         "qkv_bias": biased,
         "key_bias": of_keys if biased else True,
         "projection_bias": f"{attention}.proj.bias" in shapes,
+        "parallel": f"{block}.norm2.weight" not in shapes,
         "gated_mlp": gated,
         "layer_scale": {(True, True): "all", (True, False): "attention"}.get(tuple(scales), "none"),
         "patch_bias": "patch_embed.proj.bias" in shapes,
