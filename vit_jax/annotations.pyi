@@ -138,7 +138,7 @@ class ModelSection(_Fields):
     layer_scale_init: float | None
     'what these numbers begin as (1e-4 in ViT-5); what LayerScale begins as (1e-6 in S36 and M) (default: 1e-05)'
     token_merging: int | None
-    'patches that each block merges with those most like them (ToMe, 2210.09461): less work after training (default: 0)'
+    'patches that each block merges with those most like them (ToMe, 2210.09461): less work (default: 0)'
     drop_path_by: Literal['depth', 'constant'] | None
     "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in every block (DeiT III) (default: 'depth')"
     init: Literal['vit', 'deit'] | None
