@@ -41,7 +41,7 @@ def test_reports_have_the_law_of_a_family_with_enough_settings(tmp_path):
         accuracy = 1 - law(20 * 2.0 * work * 25e15 / 1e18, *LAW[:4])
         made_up(tmp_path / str(depth), fields, accuracy, model_flops_per_second=work * 25e15)
     comparison = compare.compare(runs.find_runs([tmp_path]))
-    head, (name, settings, *numbers) = saturation.rows(comparison)
+    head, (name, settings, *numbers) = saturation.law_rows(comparison)
     assert (name, settings, numbers[3]) == ("vit", "6", "12.00 %")
     assert "Wrong answers against compute" in report._markdown(comparison, {})
     assert saturation.frontier([(3, 0.4), (1, 0.5), (2, 0.6), (4, 0.3)]) == [

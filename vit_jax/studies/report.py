@@ -203,7 +203,7 @@ def _further_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
     tables = {
         _FOLLOWED_HEAD: _followed_table(comparison),
         "Beside reference curves": references.rows(comparison),
-        "Wrong answers against compute, with saturation": saturation.rows(comparison),
+        "Wrong answers against compute, with saturation": saturation.law_rows(comparison),
     }
     return {head: table for head, table in tables.items() if table}
 

@@ -72,7 +72,7 @@ def fit(compute: Sequence[float], error: Sequence[float]) -> Law | None:
     return law._replace(residual=float(max(distances)))
 
 
-def rows(comparison: Comparison) -> list[list[str]]:
+def law_rows(comparison: Comparison) -> list[list[str]]:
     """A table of the laws: of each family of models with enough settings, and of the best of all at each compute; []
     where there are too few, or where runs are not judged by an accuracy.
     """
