@@ -14,7 +14,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.conversions.contract import Shapes
 
-_PARALLEL = "in_proj.weight"
+_PARALLEL = ("in_proj.weight", "attn_out_proj.weight", "mlp_out_proj.weight")
 # Names of a parallel block, and those of a plain one.
 _RENAMED = {
     "in_norm.weight": "norm1.weight",
@@ -33,7 +33,7 @@ _RENAMED = {
 
 def is_parallel(shapes: Shapes) -> bool:
     """Whether the blocks are timm's parallel ones."""
-    return f"blocks.0.{_PARALLEL}" in shapes
+    return {f"blocks.0.{name}" for name in _PARALLEL} <= shapes.keys()
 
 
 def as_plain(tensors: Mapping[str, Any], take: Callable[[Any, slice], Any]) -> dict[str, Any]:
