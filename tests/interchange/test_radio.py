@@ -10,7 +10,7 @@ import pytest
 
 import vit_jax
 from tests import lazily
-from tests.interchange import zoo
+from tests.interchange import test_peft, zoo
 from tests.interchange.test_zoo import tensors_of
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
@@ -87,6 +87,19 @@ def test_a_radio_of_transformers_is_read_at_any_size_and_written_as_it_was(their
     native = PatchBatch(padded, np.array([[3, 2], [3, 2]], np.int32))
     native_features = vit_jax.load(folder)(native).features
     oracles.assert_close(native_features, vit_jax.load(folder)(x).features, 1e-5)
+
+
+def test_adapters_are_for_the_modules_of_transformers(theirs, tmp_path):
+    folder, _ = theirs
+    test_peft.with_adapters(str(folder), tmp_path / "peft")
+    model = transformers.RadioModel.from_pretrained(folder).eval()
+    test_peft.as_peft_does(model, str(tmp_path / "peft"))
+    x = IMAGES[0]
+    with torch.no_grad():
+        expected = model(channels_first(x)).summary.numpy()
+    features = vit_jax.load(tmp_path / "peft")(normalised(x)).features
+    oracles.assert_close(features, expected, 1e-5)
+    assert np.abs(vit_jax.load(folder)(normalised(x)).features - expected).max() > 0.1
 
 
 @pytest.mark.parametrize("corners", [False, True])

@@ -9,7 +9,7 @@ from vit_jax.interchange.formats import LoadedCheckpoint
 
 # What stands before the names of a tower, by the class that has it.
 _TOWER = re.compile(
-    r"(vit|deit|beit|data2vec_vision|ijepa|dinov2|dinov2_with_registers|vision_model|vision_encoder|model)\."
+    r"(vit|deit|beit|data2vec_vision|ijepa|dinov2|dinov2_with_registers|vision_model|vision_encoder|radio_model|model)\."
 )
 _LAYERS = re.compile(r"((encoder\.)?layers?|blocks)\.(?=\d)")
 # Of transformers 4 (the last are of TIPSv2's files), and of the code of 5.
@@ -43,6 +43,7 @@ _LAYERS_OF = {
     "siglip2": "encoder.layers.",
     "tipsv2": "encoder.layer.",
     "aimv2": "encoder.layers.",
+    "radio": "encoder.layer.",
 }
 _AS_IN_FILES = ("data2vec-vision",)  # whose code has the names of 4 still
 _OF_TOWERS = ("clip", "siglip", "tipsv2", "aimv2")  # without a head, of the tower's own class

@@ -149,7 +149,7 @@ class Transformers(contract.HuggingFaceConversion):
                 f"{options['table_side'] ** 2} rows, and the file's has {rows}"
             )
         assumed = vit_config_json.assumed(metadata, {"mlp_ratio": "mlp_dim"})
-        return contract.DetectedModel(options, {}, left_out=(_FILMS,), assumed=assumed)
+        return contract.DetectedModel(options, self.layout(), left_out=(_FILMS,), assumed=assumed)
 
     def rules(self, config: RadioConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         sides = (config.patch,) * 2
@@ -174,6 +174,10 @@ class Transformers(contract.HuggingFaceConversion):
             Constant(f"{_CONDITIONER}.norm_mean", mean, "data.mean", rounded=True),
             Constant(f"{_CONDITIONER}.norm_std", std, "data.std", rounded=True),
         ]
+
+    def layout(self, config: RadioConfig | None = None) -> dict[str, Any]:
+        """The same for all."""
+        return {"kind": "radio", "prefix": ""}
 
     def refusal(self, config: RadioConfig) -> str:
         missing = _lacking(config)
