@@ -147,7 +147,7 @@ def fewer_layers(kind: str, arguments: dict) -> dict:
     heads = arguments.get("num_kv_heads")
     if isinstance(heads, list | tuple):
         # Of its kinds of layers one each.
-        heads = [heads[0], heads[len(heads) // 2]][: fewer["depth"]]
+        heads = [heads[len(heads) // 2], heads[0]][: fewer["depth"]]
     if heads:
         fewer["num_kv_heads"] = heads
     return fewer
