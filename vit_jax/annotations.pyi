@@ -330,8 +330,12 @@ class ObjectiveSection(_Fields):
     'hidden size of the MLPs; 0: as of the image tower (default: 0)'
     text_heads: int | None
     'attention heads; 0: as of the image tower (default: 0)'
+    image_blocks: int | None
+    "blocks on the tokens of the image tower, which itself computes as in evaluation; an image's vector is then their class token beside the mean of their patches (dino.txt); 0: none (default: 0)"
+    image_drop_path: float | None
+    'stochastic depth of each of these blocks (default: 0.0)'
     embed: int | None
-    "size of both vectors, images projected too; 0: the image tower's width (default: 0)"
+    "size of both vectors, images projected too; 0: the image tower's width, of image_blocks twice that (default: 0)"
     vocabulary: int | None
     "rows of the table of tokens; 0: the tokenizer's (default: 0)"
     text_end: int | None

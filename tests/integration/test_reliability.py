@@ -157,6 +157,14 @@ RECIPES = {
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
     ),
     "image_text": (("",), (), "params_objective"),
+    "image_text on a frozen tower": (
+        ("",),
+        (
+            "--config.objective.image_blocks=1", "--config.objective.image_drop_path=0.3",
+            "--config.model.pool=token", "--config.optim.freeze=('(?!objective/).*',)",
+        ),
+        "params_objective",
+    ),
     "gsam": (("",), (), "params"),
     # The number of images varies by step.
     "naflex": (
