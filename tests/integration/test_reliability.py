@@ -165,6 +165,15 @@ RECIPES = {
         ),
         "params_objective",
     ),
+    "sum": (("",), (), "params_objective"),
+    "sum of two on one pass": (
+        ("",),
+        (
+            "--config.objective.terms=(('image_text',{{'text_depth':1}}),('features',{{'teachers':('{teacher}',),"
+            "'hidden':8}}),('masked_patches',{{'start':'20 steps'}}))",
+        ),
+        "objective_variables",
+    ),
     "gsam": (("",), (), "params"),
     # The number of images varies by step.
     "naflex": (

@@ -4,7 +4,7 @@ in common.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,12 +58,13 @@ class TextProgram:
         Raises:
           ConfigError: the model has no text tower, or the tokenizer is another.
         """
-        if networks is None or not hasattr(networks.objective, "text_vectors"):
+        found = networks and text_term(networks, None)
+        if not found:
             raise ConfigError(
                 "texts are compared with images by models that were trained with config.objective.name='image_text', "
-                f"and this is {judged!r}"
+                f"or with a sum of it, and this is {judged!r}"
             )
-        options = networks.objective.options
+        options = found[0].options
         check_vocabulary(options, open_tokenizer(options.tokenizer))
         self.rows, self._networks, self._compiled = TextRows(options), networks, None
 
@@ -92,8 +93,8 @@ class TextProgram:
         return vectors[: len(texts)]
 
     def _vectors(self, own: Weights, tokens: jax.Array) -> jax.Array:
-        networks = self._networks.for_devices()
-        return networks.objective.text_vectors(modules_of(networks, own), tokens)
+        objective, modules = text_term(self._networks.for_devices(), own)
+        return objective.text_vectors(modules, tokens)
 
 
 class TwoTowerEvaluator(Evaluator):
@@ -145,12 +146,20 @@ def _make_image_tower(context: EvalContext, data: Data) -> Callable:
         networks = context.networks.for_devices()
         model = nnx.merge(registry.abstract(networks.model_config)[0], *weights)
         normalized = prepared(images, data, jnp.dtype(networks.model_config.dtype))
-        return networks.objective.image_vectors(modules_of(networks, own), model(normalized))
+        objective, modules = text_term(networks, own)
+        return objective.image_vectors(modules, model(normalized))
 
     return of_images
 
 
-def modules_of(networks: Networks, own: Weights) -> nnx.Module:
-    """What the objective owns, with its arrays."""
-    modules = nnx.eval_shape(lambda: networks.objective.own_modules(registry.Rngs(0)))
-    return nnx.merge(registry.split(modules)[0], *own)
+def text_term(networks: Networks, own: Weights | None) -> tuple[Any, nnx.Module | None] | None:
+    """What of the objective compares images with texts, and what it owns, with the arrays `own` if these are there;
+    `None` if nothing does. See `ImageText.text_term`.
+    """
+    objective = networks.objective
+    if not hasattr(objective, "text_term"):
+        return None
+    if own is None:
+        return objective.text_term(None)
+    modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
+    return objective.text_term(nnx.merge(registry.split(modules)[0], *own))

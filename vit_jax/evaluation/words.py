@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation.augment import prepared
 from vit_jax.data.options import Data
-from vit_jax.evaluation.both_towers import TextProgram, modules_of
+from vit_jax.evaluation.both_towers import TextProgram, text_term
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.image_text import patches
@@ -62,7 +62,8 @@ def vectors_of_patches(
 ) -> np.ndarray:
     """What patches are compared with, (K, E) of length 1, see `patches.part_of_texts`. Arguments: of `TextProgram`."""
     vectors = program(prompts(names, templates), own, mesh, size)
-    return patches.part_of_texts(networks.objective, class_vectors(vectors, len(names)))
+    objective, _ = text_term(networks, None)
+    return patches.part_of_texts(objective, class_vectors(vectors, len(names)))
 
 
 def make_map_answers(
@@ -74,7 +75,8 @@ def make_map_answers(
     Raises:
       ConfigError: its patches are not compared with texts.
     """
-    patches.check_patches(networks.objective)
+    objective, _ = text_term(networks, None)
+    patches.check_patches(objective)
 
     def answers(
         classes: jax.Array, weights: Weights, own: Weights, images: jax.Array
@@ -82,8 +84,7 @@ def make_map_answers(
         on_devices = networks.for_devices()
         model = nnx.merge(registry.abstract(on_devices.model_config)[0], *weights)
         images = prepared(images, data, jnp.dtype(on_devices.model_config.dtype))
-        modules = modules_of(on_devices, own)
-        vectors = patches.patch_vectors(on_devices.objective, modules, model, images)
+        vectors = patches.patch_vectors(*text_term(on_devices, own), model, images)
         exact = jax.lax.Precision.HIGHEST
         return (jax.nn.softmax(jnp.einsum("bhwe,ke->bhwk", vectors, classes, precision=exact)),)
 

@@ -49,8 +49,8 @@ class WordSegmenter(Segmenter):
         check_windows(self._windows, ())
         self.data, self.classes, self._run = data_of(run), tuple(words), run
         mesh = meshes.replica_mesh()
-        answers = by_words.make_map_answers(networks, self.data)
         program = TextProgram(networks, objective)
+        answers = by_words.make_map_answers(networks, self.data)
         of_classes = by_words.vectors_of_patches(
             program, networks, words, options.templates, run.own.weights, mesh, 8 * mesh.size
         )

@@ -21,22 +21,20 @@ from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import Linear
 from vit_jax.models.text_tower import KINDS, TextTower, TextTowerConfig, blocks_of
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
+from vit_jax.objectives.contract import Batch, Learner, ObjectiveContext
 from vit_jax.objectives.image_text import sigmoid, softmax, vision_head
+from vit_jax.objectives.output_term import OutputTerm
 
 _LEAST = 1e-8  # added to a length, as in big_vision
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageTextOptions:
-    """What `config.objective` says for images and texts."""
+class TokenOptions:
+    """What `config.objective` says of texts as tokens."""
 
     tokenizer: str = option(
         "bytes",
         "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8",
-    )
-    loss: str = option(
-        "sigmoid", "of all pairs of a batch: SigLIP's or CLIP's", choices=("sigmoid", "softmax")
     )
     text: str = option(
         "siglip",
@@ -44,6 +42,18 @@ class ImageTextOptions:
         choices=KINDS,
     )
     text_length: int = option(64, "tokens of a text; longer ones are cut", minimum=2)
+    vocabulary: int = option(0, "rows of the table of tokens; 0: the tokenizer's", minimum=0)
+    text_end: int = option(-1, "token at the end of a text; -1: the tokenizer's", minimum=-1)
+    text_pad: int = option(-1, "token after the end; -1: the tokenizer's", minimum=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTextOptions(TokenOptions):
+    """What `config.objective` says for images and texts."""
+
+    loss: str = option(
+        "sigmoid", "of all pairs of a batch: SigLIP's or CLIP's", choices=("sigmoid", "softmax")
+    )
     text_width: int = option(0, "size of a token; 0: as of the image tower", minimum=0)
     text_depth: int = option(0, "number of blocks; 0: as of the image tower", minimum=0)
     text_mlp_dim: int = option(0, "hidden size of the MLPs; 0: as of the image tower", minimum=0)
@@ -62,9 +72,6 @@ class ImageTextOptions:
         "size of both vectors, images projected too; 0: the image tower's width, of image_blocks twice that",
         minimum=0,
     )
-    vocabulary: int = option(0, "rows of the table of tokens; 0: the tokenizer's", minimum=0)
-    text_end: int = option(-1, "token at the end of a text; -1: the tokenizer's", minimum=-1)
-    text_pad: int = option(-1, "token after the end; -1: the tokenizer's", minimum=-1)
     temperature: float = option(
         0.0,
         "by which cosines are multiplied at the beginning; 0: 10, or 1/0.07 of softmax",
@@ -100,7 +107,7 @@ class Own(nnx.Module):
         self.image_head = vision_head.VisionHead(blocks, text.outputs, rngs) if blocks else None
 
 
-class ImageText(Objective):
+class ImageText(OutputTerm):
     """The loss of pairs; metrics are the `cosine` of a pair, the `temperature` that cosines are multiplied by, and for
     the sigmoid loss the `bias`.
     """
@@ -175,7 +182,7 @@ class ImageText(Objective):
         towers = registry.count_flops(self.context.model) + text.flops()
         if self.blocks:
             patches = math.prod(layout.grid(self.context.model))
-            projection = vision_head.flops(self.blocks, patches, text.outputs)
+            projection = vision_head.head_flops(self.blocks, patches, text.outputs)
         else:
             projection = 2 * self.width * self.options.embed
         return towers + projection + 2 * self.context.batch_size * text.outputs
@@ -197,10 +204,18 @@ class ImageText(Objective):
         """Of length 1, (B, E) float32, for tokens (B, L) int32."""
         return unit(own.text(tokens))
 
-    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+    def text_term(self, own: Own | None) -> tuple["ImageText", Own | None]:
+        """What compares images with texts, and what it owns: itself; of a sum one of its terms."""
+        return self, own
+
+    @property
+    def fixed_model(self) -> bool:
+        return bool(self.options.image_blocks)
+
+    def of_output(
+        self, learner: Learner, output: ModelOutput, layers: tuple, batch: Batch, rngs: nnx.Rngs
+    ):
         own = learner.own
-        fixed = own.image_head is not None
-        output = learner.model(batch["image"], deterministic=fixed, rngs=rngs)
         images = self.image_vectors(own, output, rngs)
         texts = self.text_vectors(own, batch["tokens"])
         temperature = own.temperature[...]

@@ -86,7 +86,7 @@ class VisionHead(nnx.Module):
         return x[:, 0], x[:, 1:]
 
 
-def flops(blocks: PublishedViTConfig, patches: int, outputs: int) -> int:
+def head_flops(blocks: PublishedViTConfig, patches: int, outputs: int) -> int:
     """Operations for an image of so many patches."""
     tokens, width = patches + 1, blocks.width
     projected = 0 if outputs == 2 * width else tokens * width * outputs
