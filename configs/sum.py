@@ -6,8 +6,9 @@ vit_jax train --config=configs/sum.py:B/16 --workdir=DIR --config.data.path=PAIR
 vit_jax train --config=configs/sum.py:smoke --workdir=DIR
     small towers on coloured digits, some 64,000 pairs on two CPU cores
 
-Other terms stand in config.objective.terms, as docs/images-and-words.md says: such as the features of a DINO, which
-then share SigLIP's forward pass. What comes out is judged as that of configs/image_text.py.
+Other terms stand in config.objective.terms, such as the features of a DINO, which then share SigLIP's forward pass:
+(("image_text", {}), ("features", {"teachers": ("DINO",), "adaptor": "mlp", "weight": 0.5})). What comes out is judged
+as that of configs/image_text.py.
 
 SigLIP 2's masked term learns the patches of a moving average, this one their colours (ViT §B.1.2). Its weight, 0.25, is
 that of SigLIP 2's for B. No published figure belongs to this sum.

@@ -58,13 +58,13 @@ class TextProgram:
         Raises:
           ConfigError: the model has no text tower, or the tokenizer is another.
         """
-        found = networks and text_term(networks, None)
-        if not found:
+        objective, _ = (networks and text_term(networks, None)) or (None, None)
+        if objective is None:
             raise ConfigError(
                 "texts are compared with images by models that were trained with config.objective.name='image_text', "
                 f"or with a sum of it, and this is {judged!r}"
             )
-        options = found[0].options
+        options = objective.options
         check_vocabulary(options, open_tokenizer(options.tokenizer))
         self.rows, self._networks, self._compiled = TextRows(options), networks, None
 

@@ -184,7 +184,7 @@ class Sum(Objective):
         return " ".join(text for text in own if text)
 
     def text_term(self, own: Own | None) -> tuple[ImageText, nnx.Module | None] | None:
-        """See `ImageText.text_term`."""
+        """The term that compares images with texts, and what it owns; `None` if there is none."""
         for term in self.terms:
             if isinstance(term.objective, ImageText):
                 return term.objective, own and own.terms[term.name]
