@@ -7,7 +7,7 @@ vit_jax train --config=configs/dino.py:continue --workdir=DIR --config.init_from
     continues from released weights on your own images; continue and photos are those of dino_continue.py;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
     digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75; smoke,scenes learns
-    from scenes of digits, whose patches configs/image_text.py:smoke,dino_txt gives words.
+    from scenes of digits, whose patches configs/dino_txt.py:smoke gives words.
 
 Then fine-tune it: vit_jax train --config=configs/finetune.py:imagenet2012 --config.init_from=DIR. What is
 evaluated, fine-tuned and converted is the teacher, as the authors do.

@@ -8,12 +8,9 @@ vit_jax train --config=configs/image_text.py:clip --workdir=DIR --config.data.pa
 vit_jax train --config=configs/image_text.py:lit --workdir=DIR --config.data.path=PAIRS --config.init_from=CHECKPOINT
     a text tower for an image tower of yours, which stays as it is and costs a forward pass alone
 vit_jax train --config=configs/image_text.py:dino_txt --workdir=DIR --config.data.path=PAIRS --config.init_from=RUN
-    text for a DINO of yours, or a released one, which stays as it is: two blocks on top of it learn, and maps by words
-    come of them (dino.txt, arXiv 2412.16334)
+    text for a frozen DINO, whose patches become like words: the recipe of configs/dino_txt.py
 vit_jax train --config=configs/image_text.py:smoke --workdir=DIR
     small towers on coloured digits, some 64,000 pairs on two CPU cores
-vit_jax train --config=configs/image_text.py:smoke,dino_txt --workdir=DIR --config.init_from=RUN
-    dino.txt on scenes of digits, RUN being one of configs/dino.py:smoke,scenes
 
 Of the last expect, with one seed, 58 % of 359 grey digits by their names, and the right one of 120 captions for 49 % of
 2,154 images.
@@ -27,21 +24,17 @@ big_vision's siglip_lit_coco.
 """
 
 import digits
+import dino_txt
 
 from vit_jax import recipes
 from vit_jax.config import default_config
 
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
 
 def get_config(arg="B/16"):
-    kind, of_smoke = recipes.arguments(
-        arg, kind=("B/16", "clip", "lit", "dino_txt", "smoke"), smoke=("dino_txt",)
-    )
-    if kind == "smoke":
-        return smoke_dino_txt() if of_smoke else smoke()
-    continues = kind in ("lit", "dino_txt")
-    config = recipes.from_checkpoint() if continues else default_config()
+    (kind,) = recipes.arguments(arg, kind=("B/16", "clip", "lit", "dino_txt", "smoke"))
+    if kind in ("smoke", "dino_txt"):
+        return smoke() if kind == "smoke" else dino_txt.get_config()
+    config = recipes.from_checkpoint() if kind == "lit" else default_config()
     config.objective.name, config.data.name = "image_text", "pairs"
     config.data.update(dict(image_size=224, train_crop="resize", eval_crop="resize"))
     config.augment.flip = False  # A mirrored image may not be what its caption says.
@@ -52,8 +45,6 @@ def get_config(arg="B/16"):
         config.optim.update(dict(weight_decay=0.01, warmup="3%", freeze=("(?!objective/).*",)))
         config.batch_size, config.duration = 512, "5000 steps"
         return config
-    if kind == "dino_txt":
-        return dino_txt(config)
     config.model.update(dict(name="ViT-B/16", pool="map", dtype="bfloat16"))
     config.data.update(dict(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic"))
     config.optim.update(dict(weight_decay=1e-4, b2=0.95, warmup="20000 steps"))
@@ -61,16 +52,6 @@ def get_config(arg="B/16"):
     if kind == "clip":
         config.objective.update(dict(loss="softmax", text="clip", text_length=77, embed=512))
         config.objective.update(dict(text_width=512, text_heads=8, text_mlp_dim=2048))
-    return config
-
-
-def dino_txt(config):
-    config.objective.update(dict(image_blocks=2, image_drop_path=0.3, loss="softmax", text="clip"))
-    config.objective.update(dict(text_length=77, text_width=1280, text_depth=24, text_heads=20))
-    config.objective.text_mlp_dim = 5120
-    config.optim.update(dict(lr=7e-4, b2=0.99, weight_decay=1e-4, clip=0.0, warmup="2000 steps"))
-    config.optim.update(dict(weight_decay_by="lr", freeze=("(?!objective/).*",)))
-    config.batch_size, config.duration = 8192, "50000 steps"
     return config
 
 
@@ -84,25 +65,7 @@ def smoke():
     config.batch_size, config.duration = 64, "1000 steps"
     config.eval.every = "250 steps"
     templates = ("{} in white", "a white {}")
-    options = {"data": {"name": "digits"}, "templates": templates, "names": NAMES}
+    options = {"data": {"name": "digits"}, "templates": templates, "names": dino_txt.NAMES}
     zero_shot = ("zero_shot", options)
     config.eval.evaluators = ("retrieval", zero_shot)
-    return config
-
-
-def smoke_dino_txt():
-    config = recipes.from_checkpoint()
-    config.model.dtype = "float32"
-    config.data.update(dict(name="digit_scene_pairs", image_size=32))
-    config.data.update(dict(train_crop="resize", eval_crop="resize"))
-    config.augment.flip = False
-    config.objective.update(dict(name="image_text", image_blocks=2, loss="softmax", text="clip"))
-    config.objective.update(dict(text_length=24, text_width=64, text_depth=2, text_heads=4))
-    config.objective.text_mlp_dim = 256
-    config.optim.update(dict(lr=2e-3, weight_decay=1e-4, freeze=("(?!objective/).*",)))
-    config.batch_size, config.duration = 64, "1000 steps"
-    config.eval.every, config.log.every, config.checkpoint.every = "25%", "50 steps", "25%"
-    names = ("nothing", *NAMES)
-    options = {"data": {"name": "digit_scenes"}, "templates": ("{}",), "names": names}
-    config.eval.evaluators = ("retrieval", ("word_maps", options))
     return config

@@ -120,7 +120,7 @@ def test_a_class_token_has_no_patches_like_texts_and_blocks_need_one():
 
 
 def tiny(**objective):
-    config = load_config("image_text:smoke,dino_txt")
+    config = load_config("dino_txt:smoke")
     config.objective.update(dict(text_depth=1, text_width=16, text_heads=2, text_mlp_dim=32))
     config.objective.update(dict(image_blocks=1) | objective)
     config.batch_size, config.duration, config.eval.every = 8, "3 steps", "3 steps"

@@ -325,6 +325,7 @@ def test_every_recipe_has_a_case():
         "flexivit",
         "image_text",
         "sum",
+        "dino_txt",
     }
 
 

@@ -110,11 +110,6 @@ class TwoTowerEvaluator(Evaluator):
         self, source: Source, trained: EvaluatedModel, mesh: Mesh, watch: Watch
     ) -> ImageVectors:
         """Of all images of a source."""
-        if not trained.own.params:
-            raise ConfigError(
-                "config.eval.evaluators: 'retrieval' and 'zero_shot' need the text tower, which an average of "
-                "checkpoints has not"
-            )
         cut = meshes.batch_sharding(mesh)
         if self._image_program is None:
             made = _make_image_tower(self.context, self.config.data)
@@ -155,11 +150,19 @@ def _make_image_tower(context: EvalContext, data: Data) -> Callable:
 def text_term(networks: Networks, own: Weights | None) -> tuple[Any, nnx.Module | None] | None:
     """What of the objective compares images with texts, and what it owns, with the arrays `own` if these are there;
     `None` if nothing does. See `ImageText.text_term`.
+
+    Raises:
+      ConfigError: there are no such arrays.
     """
     objective = networks.objective
     if not hasattr(objective, "text_term"):
         return None
     if own is None:
         return objective.text_term(None)
+    if not own.params:
+        raise ConfigError(
+            "images are compared with texts by the text tower, which an average of checkpoints has not: name other "
+            "evaluators"
+        )
     modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
     return objective.text_term(nnx.merge(registry.split(modules)[0], *own))
