@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from vit_jax.commands import config_flags
 from vit_jax.commands import flags as cli
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def predict() -> None:
     and maps.json to the folder --out; one of images and texts does so of --words. With --budget or --threshold images
     leave a model with exits early.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     cli.define_exits()
