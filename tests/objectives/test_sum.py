@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
 from vit_jax.models.vit import VisionTransformer
@@ -18,12 +19,12 @@ TOKENS = dict(tokenizer="bytes", text_length=8, vocabulary=259, text_end=1, text
 TERMS = (
     ("image_text", {"weight": 0.5, "text_depth": 1, "loss": "softmax"}),
     ("features", {"weight": 2.0, "teachers": ("T",), "adaptor": "linear", "drop": 0.0}),
-    ("masked_patches", {"weight": 0.25, "start": "8"}),
+    ("masked_patches", {"weight": 0.25, "start": "80%"}),
 )
 
 
-def steps(duration: str, name: str = "") -> int:
-    return int(duration.split()[0])
+def steps(duration: str) -> int:
+    return durations.steps(duration, batch_size=4, examples_per_epoch=None, total_steps=10)
 
 
 def model_of(seed: int, **options) -> nnx.Module:
@@ -165,6 +166,7 @@ def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
         (("supervised",), dict(tokenizer=""), "learns from labels"),
         (("dino",), dict(tokenizer=""), "several views"),
         ((("masked_patches", {"weight": -1}),), dict(tokenizer=""), "weight = -1"),
+        ((("masked_patches", {"start": "late"}),), dict(tokenizer=""), "masked_patches: start"),
         ((("masked_patches", {"nosuch": 1}),), dict(tokenizer=""), "nosuch"),
         ((("image_text", {"text_length": 4}),), {}, "text_length is an option of the sum"),
     ],

@@ -130,7 +130,10 @@ class Sum(Objective):
             raise ConfigError(
                 f"{_OPTION}: {name}: weight = {weight!r} must be a number of at least 0"
             )
-        start = self.context.to_steps(start, name=f"{_OPTION}: {name}: start")
+        try:
+            start = self.context.to_steps(start)
+        except ConfigError as error:
+            raise ConfigError(f"{_OPTION}: {name}: start = {start!r}: {error}") from error
         own = schema.checked_options(kind.Options, given, f"{_OPTION}: {name}", "config.objective.")
         options = kind.Options(**own)
         if issubclass(kind.Options, TokenOptions):
