@@ -1,5 +1,6 @@
 """Text for a frozen image tower, and maps of images by words."""
 
+import functools
 import json
 
 import jax
@@ -43,6 +44,20 @@ def build(objective: dict, **model):
     return built, model, own
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _computed(objective, definitions, states, images):
+    model, own = map(nnx.merge, definitions, states)
+    output = model(images)
+    maps = patches.patch_vectors(objective, own, model, images)
+    return output.tokens, objective.image_vectors(own, output), maps
+
+
+def computed(objective, model, own, images):
+    """Tokens, vectors of images and vectors of patches, in one program."""
+    definitions, states = zip(nnx.split(model), nnx.split(own), strict=True)
+    return _computed(objective, definitions, states, images)
+
+
 def unit(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -84,12 +99,10 @@ def of_blocks(x: np.ndarray, head) -> np.ndarray:
 def test_vectors_are_those_of_dino_txt():
     objective, model, own = build(dict(image_blocks=2, embed=24), pool="token")
     images = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 16, 3)), jnp.float32)
-    output = model(images)
-    x = of_blocks(np.asarray(output.tokens, np.float64), own.image_head)
+    tokens, vectors, maps = computed(objective, model, own, images)
+    x = of_blocks(np.asarray(tokens, np.float64), own.image_head)
     expected = np.concatenate([x[:, 0], x[:, 1:].mean(1)], axis=-1)
-    got = objective.image_vectors(own, output)
-    np.testing.assert_allclose(got, unit(expected), atol=1e-5)
-    maps = patches.patch_vectors(objective, own, model, images)
+    np.testing.assert_allclose(vectors, unit(expected), atol=1e-5)
     np.testing.assert_allclose(maps.reshape(2, 4, -1), unit(x[:, 1:]), atol=1e-5)
     # Half of a text's vector is of the mean of patches.
     text = unit(np.random.default_rng(2).normal(size=(3, 24)))
@@ -102,8 +115,8 @@ def test_vectors_are_those_of_dino_txt():
 def test_a_patch_of_a_pooled_tower_is_what_it_gives_of_the_patch_alone(pool):
     objective, model, own = build(dict(embed=8), pool=pool, keep_class_token=True)
     images = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 16, 3)), jnp.float32)
-    maps = patches.patch_vectors(objective, own, model, images)
-    tokens = model(images).tokens[:, 1:]
+    tokens, _, maps = computed(objective, model, own, images)
+    tokens = np.asarray(tokens[:, 1:])
     alone = tokens if pool == "mean" else model.pool(tokens.reshape(-1, 1, 16)).reshape(2, 4, 16)
     expected = unit(np.asarray(alone) @ own.image_projection.kernel[...])
     np.testing.assert_allclose(maps.reshape(2, 4, -1), expected, atol=1e-5)
