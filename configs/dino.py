@@ -63,5 +63,5 @@ def scenes(config):
     large, blurred, small = config.data.views
     large, blurred = (view | {"crop_area": (0.5, 1.0)} for view in (large, blurred))
     config.data.views = (large, blurred, small | {"image_size": 16, "crop_area": (0.15, 0.5)})
-    config.duration, config.eval.evaluators = "1000 steps", ("loss",)
+    config.duration, config.eval.evaluators = "400 steps", ("loss",)
     return config

@@ -7,6 +7,8 @@ vit_jax train --config=configs/dino_txt.py:smoke --workdir=DIR --config.init_fro
 
 Then: vit_jax predict --checkpoint=DIR slide.jpg --words="tumour,stroma,background" --out=maps/
 
+Expect of smoke, with a DINO stopped after 200 steps, and one seed: the right one of 36 captions for 62 % of 200
+scenes, and maps that are poor: a mean IoU of 3 %.
 Expect, of DINOv3-L, mean IoU % of ADE20K 24.7 and of Cityscapes 36.9 (the authors', with windows at 512 pixels).
 
 Sizes, rate, decay, warm-up and batch are the authors' (facebookresearch/dinov3, eval/text). Not theirs: the blocks see
@@ -42,7 +44,7 @@ def smoke(config):
     config.objective.update(dict(image_drop_path=0.0, text_length=24))
     config.objective.update(dict(text_width=64, text_depth=2, text_heads=4, text_mlp_dim=256))
     config.optim.update(dict(lr=2e-3, clip=1.0, warmup="5%"))
-    config.batch_size, config.duration = 64, "1000 steps"
+    config.batch_size, config.duration = 64, "400 steps"
     config.log, config.checkpoint, config.eval.every = of_digits.log, of_digits.checkpoint, "25%"
     options = {"data": {"name": "digit_scenes"}, "templates": ("{}",), "names": ("nothing", *NAMES)}
     config.eval.evaluators = ("retrieval", ("word_maps", options))
