@@ -325,11 +325,17 @@ class ObjectiveSection(_Fields):
     drop: float | None
     'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
     tokenizer: str | None
-    "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8 (default: 'bytes')"
+    "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8; as of image_text, if that is a term; '': it is none"
     text: Literal['siglip', 'clip'] | None
     "the text tower: tokens that see all others, the last one read, or those before them, the end token read (default: 'siglip')"
     text_length: int | None
     'tokens of a text; longer ones are cut (default: 64)'
+    vocabulary: int | None
+    "rows of the table of tokens; 0: the tokenizer's (default: 0)"
+    text_end: int | None
+    "token at the end of a text; -1: the tokenizer's (default: -1)"
+    text_pad: int | None
+    "token after the end; -1: the tokenizer's (default: -1)"
     text_width: int | None
     'size of a token; 0: as of the image tower (default: 0)'
     text_depth: int | None
@@ -338,16 +344,16 @@ class ObjectiveSection(_Fields):
     'hidden size of the MLPs; 0: as of the image tower (default: 0)'
     text_heads: int | None
     'attention heads; 0: as of the image tower (default: 0)'
+    image_blocks: int | None
+    "blocks on the tokens of the image tower, which itself computes as in evaluation; an image's vector is then their class token beside the mean of their patches (dino.txt); 0: none (default: 0)"
+    image_drop_path: float | None
+    'stochastic depth of each of these blocks (default: 0.0)'
     embed: int | None
-    "size of both vectors, images projected too; 0: the image tower's width (default: 0)"
-    vocabulary: int | None
-    "rows of the table of tokens; 0: the tokenizer's (default: 0)"
-    text_end: int | None
-    "token at the end of a text; -1: the tokenizer's (default: -1)"
-    text_pad: int | None
-    "token after the end; -1: the tokenizer's (default: -1)"
+    "size of both vectors, images projected too; 0: the image tower's width, of image_blocks twice that (default: 0)"
     bias: float | None
     'added to them at the beginning (default: -10.0)'
+    terms: _Tuple
+    "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'})) (default: ())"
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple
