@@ -334,6 +334,8 @@ class ObjectiveSection(_Fields):
     "size of both vectors, images projected too; 0: the image tower's width (default: 0)"
     vocabulary: int | None
     "rows of the table of tokens; 0: the tokenizer's (default: 0)"
+    tokenizer_digest: str | None
+    "fingerprint of the tokens, which a run keeps: no tokenizer with others is taken (default: '')"
     text_end: int | None
     "token at the end of a text; -1: the tokenizer's (default: -1)"
     text_pad: int | None

@@ -8,6 +8,7 @@ from etils import epath
 
 from vit_jax.interchange import pytorch, saved_objectives, tensors_by_name, timm
 from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions import clip_names
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
 
 NAME = "authors"
@@ -30,6 +31,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if file.header:
+        if stated := file.header.get(clip_names.KEY):
+            checkpoint.layout[clip_names.KEY] = stated
         return checkpoint
     conversion = match.conversion.of(checkpoint.model_config)
     prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
