@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests import lazily
 from tests.interchange.test_text_towers import TEXT, VISION, build
+from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, saved_objectives
 from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
 
@@ -233,7 +234,11 @@ def test_a_file_is_that_of_transformers_under_other_names_and_is_written_again(c
         for name, array in wanted.items():
             assert arrays[name].shape == array.shape, name
             np.testing.assert_array_equal(arrays[name], array, err_msg=name)
-    if format == "authors":  # what tensors do not tell is in the header
+    other.objective, other.extras = None, {}
+    if format == "authors":
+        with pytest.raises(CheckpointError, match="has none of theirs"):
+            formats.write_checkpoint(other, tmp_path / "alone.safetensors", format)
+        # What tensors do not tell is in the header.
         ours = saved_objectives.find_saved(formats.read_checkpoint(new))
         assert ImageTextOptions(**ours.options) == of_transformers
 

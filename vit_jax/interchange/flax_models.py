@@ -57,18 +57,15 @@ class FlaxFormat:
         )
         other = [name for name in file.tensors if not name.startswith(match.prefix)]
         root = match.prefix.removesuffix(_IMAGE)
-        beside = (
-            {}
-            if root == match.prefix
-            else {n: n.removeprefix(root) for n in other if n.startswith(root)}
-        )
-        if other := [name for name in other if name not in beside]:
+        two_towers = root != match.prefix
+        text = {n: n.removeprefix(root) for n in other if two_towers and n.startswith(root)}
+        if other := [name for name in other if name not in text]:
             logging.info(
                 "%s: %d tensors beside '%s' (optimizer state) are skipped: %s",
                 file.path, len(other), match.prefix, state_dicts.listed(other),
             )  # fmt: skip
         checkpoint = tensors_by_name.read_named(file, match, self.name, request, {})
-        checkpoint.extras |= {short: file.tensors[name] for name, short in beside.items()}
+        checkpoint.extras |= {short: file.tensors[name] for name, short in text.items()}
         checkpoint.layout["prefix"] = match.prefix
         checkpoint.preprocessing = self.preprocessing(checkpoint.model_config.image_size)
         checkpoint.assumed += ("preprocessing",)

@@ -87,7 +87,7 @@ class Tfds:
         return Record(image, self._label_of(fields), name)
 
     def _choose_label(self, features, folder: str, name: str) -> tuple:
-        """See `_labels`."""
+        """The feature with the label, the class names, and whether there are several labels."""
         return _labels(features, folder, name)
 
     def _label_of(self, fields: dict) -> Label:

@@ -46,8 +46,8 @@ def renamed(
         if isinstance(rule, Constant):
             continue
         names = [_name(name) for name in rule.names]
-        if found := _QKV.search(names[0]):
-            part = found[1]
+        if match := _QKV.search(names[0]):
+            part = match[1]
             joint = prefix + _QKV.sub(f"attn.in_proj_{part}", names[0])
             result.append(dataclasses.replace(rule, theirs=joint, transform=by_part[part]))
         else:

@@ -75,7 +75,7 @@ class OpenClip(_TextTower):
         layout: Mapping[str, Any],
         hints: Mapping[str, Any],
     ) -> SavedObjective | None:
-        at = "text." if "text.token_embedding.weight" in tensors else ""
+        at = "text."  # see `vit_open_clip.RENAMED`
         if f"{at}token_embedding.weight" not in tensors or "logit_scale" not in tensors:
             return None
         kind = "siglip" if "logit_bias" in tensors else "clip"

@@ -21,7 +21,7 @@ _BESIDE_TEXT = {"clip": vit_open_clip.Clip(), "siglip": vit_open_clip.SigLip()}
 class Authors(contract.Conversion):
     """facebookresearch/dinov3, wangf3014/ViT-5, openai/CLIP and open_clip."""
 
-    renamed = (vit_dinov3.CHUNKS,)
+    renamed = (vit_dinov3.CHUNKS, vit_open_clip.RENAMED)
 
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]

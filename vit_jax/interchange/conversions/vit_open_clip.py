@@ -26,12 +26,12 @@ _ACTIVATION = (
     "quick_gelu is taken, which OpenAI's weights and open_clip's '-quickgelu' models compute with; open_clip's others "
     "have gelu"
 )
+# CLIP's text tower has no name of its own before those of its layers.
+RENAMED = (
+    r"^(token_embedding|positional_embedding|transformer|ln_final|text_projection)(?=\.|$)", r"text.\1",
+)  # fmt: skip
 LEFT_OUT = (
-    Skip(
-        r"(text\.)?(token_embedding|transformer|ln_final|text_projection)(\..*)?", "reads texts, not images",
-        "the text tower",
-    ),
-    Skip(r"(text\.)?positional_embedding", "of words, not of patches", "the text tower"),
+    Skip(r"text\..*", "reads texts, not images", "the text tower"),
     Skip(r"visual\.proj", "leads to where images meet texts", "the text tower"),
     Skip(r"logit_(scale|bias)", "of the loss between images and texts", "the text tower"),
     Skip(r"input_resolution|context_length|vocab_size", "sizes that other tensors tell", "the text tower"),
@@ -42,6 +42,7 @@ class Clip(contract.Conversion):
     """openai/CLIP, and open_clip's models with a ViT of its own."""
 
     conventions = {"epsilon": 1e-5}
+    beside_text = True
 
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
@@ -93,6 +94,7 @@ class SigLip(vit_timm.Timm):
     """open_clip's SigLIP."""
 
     conventions = {"activation": "gelu_tanh", "epsilon": 1e-6}
+    beside_text = True
 
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
