@@ -13,7 +13,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import default_config
 from vit_jax.data import batches
 from vit_jax.interchange import formats
-from vit_jax.interchange.tensors_by_name import preprocessing_of
+from vit_jax.interchange.file_header import preprocessing_of
 from vit_jax.models import registry
 from vit_jax.objectives.features import losses
 from vit_jax.objectives.features.standardize import Moments, PhiS, hadamard, phi_s
