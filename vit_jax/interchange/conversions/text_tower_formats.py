@@ -4,7 +4,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import logging
 
@@ -21,6 +21,7 @@ from vit_jax.interchange.conversions import (
 from vit_jax.interchange.conversions.contract import NOTHING, Beside, ObjectiveConversion
 from vit_jax.interchange.conversions.rules import Rule, reshaped
 from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.text_tower import KINDS
 from vit_jax.objectives.contract import SavedObjective
 from vit_jax.objectives.image_text.image_text import ImageTextOptions
 
@@ -34,10 +35,11 @@ class _TextTower(ObjectiveConversion):
     """What files of PyTorch and of Flax share."""
 
     key = clip_names.KEY
+    kinds: ClassVar[tuple[str, ...]] = KINDS  # of text towers that the format has
 
     def beside(self, config: ClassifierConfig, saved: SavedObjective) -> Beside:
         options = ImageTextOptions(**saved.options)
-        if not text_towers.is_theirs(config, options) or not self.has(options.text):
+        if not text_towers.is_theirs(config, options) or options.text not in self.kinds:
             logging.info(
                 "the text tower is not written: the format has none beside such an image tower and loss"
             )
@@ -49,10 +51,6 @@ class _TextTower(ObjectiveConversion):
         )
         rules = self.rules_of(config, options, self.new_prefix(options.text))
         return Beside(rules, saved.read().params, {clip_names.KEY: stated})
-
-    def has(self, kind: str) -> bool:
-        """Whether the format has towers of a kind."""
-        return True
 
     def new_prefix(self, kind: str) -> str:
         """What stands before the names of a new file's text tower."""
@@ -127,7 +125,9 @@ class OpenClip(_TextTower):
 
 
 class BigVision(_TextTower):
-    """big_vision's SigLIP: names below those that `params/` stands before."""
+    """big_vision's SigLIP; names without the `params/` that stands before all of a file."""
+
+    kinds = ("siglip",)
 
     def find(
         self,
@@ -153,9 +153,6 @@ class BigVision(_TextTower):
         rules = self.rules_of(config, made, "txt/")
         rules = flax.stacked_blocks(rules) if stacked else rules
         return text_towers.saved_in(config, made, rules, tensors)
-
-    def has(self, kind: str) -> bool:
-        return kind == "siglip"
 
     def new_prefix(self, kind: str) -> str:
         return "txt/"
