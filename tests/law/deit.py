@@ -17,10 +17,10 @@ from vit_jax.config import default_config
 
 STEPS, BATCH, WARMUP, SIDE, PATCH = 200, 60, 20, 32, 8
 WIDTH, DEPTH, HEADS = 48, 2, 4
-RATE, RATE_END, DECAY, EMA, DROP_PATH = 1e-3, 1e-5, 0.05, 0.9, 0.1
+RATE, RATE_END, DECAY, EMA, DROP_PATH = 2e-3, 1e-5, 0.05, 0.9, 0.1
 REPEATS, ERASING, SMOOTHING = 3, 0.25, 0.1
-MIXUP, CUTMIX, AREA = 0.8, 1.0, (0.08, 1.0)
-RATE_LAMB, LAYER_SCALE = 4e-3, 0.1
+MIXUP, CUTMIX, AREA = 0.8, 1.0, (0.35, 1.0)
+RATE_LAMB, LAYER_SCALE = 1e-2, 0.1
 
 
 def our_config(third: bool):
