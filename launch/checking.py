@@ -8,7 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 
 from launch import local
@@ -62,21 +62,23 @@ class Checked:
     reads: float = 0.0
 
 
+def check_name(command: list[str], commands: Collection[str]) -> None:
+    """Raises `ConfigError` unless a command line begins with one of the commands of vit_jax that can be launched."""
+    if not command:
+        raise ConfigError("what is to run? … -- train --config=RECIPE --workdir=gs://BUCKET/NAME")
+    if command[0] not in commands:
+        raise ConfigError(f"{command[0]!r} is no command of vit_jax{nearest(command[0], commands)}")
+    if command[0] == "launch":
+        raise ConfigError("launch does not launch itself: put what is to train behind --")
+
+
 def check_command(command: list[str], site: Site, price: float = 0.0) -> Checked:
     """Checks a training command for a site.
 
     Raises:
       ConfigError: it would fail there.
     """
-    from vit_jax.commands.main import COMMANDS
-
-    if not command:
-        raise ConfigError("what is to run? … -- train --config=RECIPE --workdir=gs://BUCKET/NAME")
     name, *words = command
-    if name not in COMMANDS:
-        raise ConfigError(f"{name!r} is no command of vit_jax{nearest(name, COMMANDS)}")
-    if name == "launch":
-        raise ConfigError("launch does not launch itself: put what is to train behind --")
     _check_workdir(name, local.workdir_of(words), site)
     _check_files(words, site)
     if name != "train":

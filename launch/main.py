@@ -1,6 +1,7 @@
 """Starts a run: the flags of an engine are checked, then the training command, then the engine starts it."""
 
 import importlib
+from collections.abc import Collection
 from types import ModuleType, SimpleNamespace
 
 from launch import checking, flags
@@ -26,7 +27,12 @@ def engine_of(name: str) -> ModuleType:
 
 
 def start(
-    name: str, action: str, options: SimpleNamespace, command: list[str], further: list[str]
+    name: str,
+    action: str,
+    options: SimpleNamespace,
+    command: list[str],
+    further: list[str],
+    commands: Collection[str],
 ) -> None:
     """Starts a run, or does another action of an engine.
 
@@ -36,6 +42,7 @@ def start(
       options: a value for each of its flags.
       command: of vit_jax, to run there.
       further: flags of the program that the engine calls.
+      commands: those of vit_jax.
 
     Raises:
       ConfigError: the flags, or the training command, are wrong; nothing was started.
@@ -46,6 +53,7 @@ def start(
     site = engine.check(action, options)
     checked = checking.Checked([], [], "")
     if engine.ACTIONS[action]:
+        checking.check_name(command, commands)
         checked = checking.check_command(command, site, options.price_per_chip_hour)
         for line in checked.lines:
             print(f"# {line}")

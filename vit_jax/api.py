@@ -25,7 +25,7 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.interchange import formats, loading, pushing, saved_objectives, tensors_by_name
+from vit_jax.interchange import file_header, formats, loading, pushing, saved_objectives
 from vit_jax.interchange.listing import list_models  # noqa: F401  its earlier place
 from vit_jax.interchange.loading import create_model  # noqa: F401
 from vit_jax.models import registry
@@ -332,7 +332,7 @@ class Run(TrainedModel):
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
         if prepared.mean and prepared.std:
             names = (field.name for field in dataclasses.fields(formats.Preprocessing))
-            stated = tensors_by_name.preprocessing_of({name: prepared[name] for name in names})
+            stated = file_header.preprocessing_of({name: prepared[name] for name in names})
             checkpoint = dataclasses.replace(checkpoint, preprocessing=stated)
         checkpoint = dataclasses.replace(
             checkpoint, model_config=self.model_config, params=weights.params, variables=weights.variables

@@ -7,6 +7,7 @@ import pytest
 from launch import checking
 from launch.checking import Site, check_command
 from vit_jax.base.errors import ConfigError
+from vit_jax.commands.main import COMMANDS
 
 POD = Site("cpu:8", buckets={"/mnt/bkt": "gs://bkt"}, sent=False)
 CLUSTER = Site("cpu:8", gpus=8, shared_disk=True)  # as of Ray
@@ -15,9 +16,6 @@ CLUSTER = Site("cpu:8", gpus=8, shared_disk=True)  # as of Ray
 @pytest.mark.parametrize(
     ("site", "command", "message"),
     [
-        (POD, [], "what is to run?"),
-        (POD, ["trian", "--config=digits"], "did you mean 'train'"),
-        (POD, ["launch", "gke"], "does not launch itself"),
         (POD, ["train", "--config=digits"], "--workdir=DIR is missing"),
         (POD, ["train", "--workdir=/mnt/bkt/run"], "mounted to be read only; set --workdir=gs://bkt/run"),
         (POD, ["train", "--workdir=/mnt/bkt"], "mounted to be read only; set --workdir=gs://bkt"),
@@ -33,6 +31,20 @@ CLUSTER = Site("cpu:8", gpus=8, shared_disk=True)  # as of Ray
 def test_what_would_fail_there_is_refused(site, command, message):
     with pytest.raises(ConfigError) as refused:
         check_command(command, site)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ([], "what is to run?"),
+        (["trian", "--config=digits"], "did you mean 'train'"),
+        (["launch", "gke"], "does not launch itself"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(command, message):
+    with pytest.raises(ConfigError) as refused:
+        checking.check_name(command, COMMANDS)
     assert message in str(refused.value)
 
 

@@ -12,7 +12,7 @@ from tests.new_models import new_weights
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import default_config
 from vit_jax.interchange import formats
-from vit_jax.interchange.tensors_by_name import preprocessing_of
+from vit_jax.interchange.file_header import preprocessing_of
 from vit_jax.models import registry
 from vit_jax.objectives.features import losses
 from vit_jax.objectives.features.standardize import Moments, PhiS, hadamard, phi_s

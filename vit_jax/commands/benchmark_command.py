@@ -4,6 +4,7 @@ import functools
 
 from absl import flags
 
+from vit_jax.commands import config_flags
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
@@ -19,7 +20,7 @@ def benchmark() -> None:
     so with a new model and made-up images, of which these shares leave at its exits. 'speed
     --models=ViT-B/32,ViT-B/16 --image_sizes=128,224,384 --out=DIR' draws inference over the size of images.
     """
-    settings = cli.define_config()
+    settings = config_flags.define_config()
     flags.DEFINE_float(
         "latency_ms",
         0.0,
@@ -52,7 +53,7 @@ def benchmark() -> None:
         return
     from vit_jax.benchmarks import early_exit, input, step
 
-    against = cli.load_config(settings, FLAGS.against)[0] if FLAGS.against else None
+    against = config_flags.load_config(settings, FLAGS.against)[0] if FLAGS.against else None
     kinds = {
         "step": functools.partial(
             step.step, against=against, profile=FLAGS.profile, breakdown=FLAGS.breakdown
@@ -80,7 +81,7 @@ def benchmark() -> None:
         run, typed = load_to_evaluate(FLAGS.checkpoint, settings)
         result = early_exit.of_checkpoint(run, typed, thresholds=chosen, steps=FLAGS.steps)
     else:
-        config, _ = cli.load_config(settings)
+        config, _ = config_flags.load_config(settings)
         run = kinds[what]
         if FLAGS.shares:
             run = functools.partial(early_exit.of_config, shares=cli.numbers("shares"))
@@ -96,7 +97,7 @@ def _benchmark_speed(settings: list[tuple[str, str]]) -> None:
     from vit_jax.benchmarks.speed import speed, text
     from vit_jax.config import Config, default_config
 
-    config = cli.load_config(settings)[0] if FLAGS.config else default_config()
+    config = config_flags.load_config(settings)[0] if FLAGS.config else default_config()
     if not FLAGS.config:
         change(config, Config, settings)
     sizes = [round(size) for size in cli.numbers("image_sizes")]

@@ -5,7 +5,7 @@ import re
 
 from absl import flags
 
-from vit_jax.commands import exit_codes
+from vit_jax.commands import config_flags, exit_codes
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
@@ -23,7 +23,7 @@ def classify() -> None:
     the whole model, on smaller images or on whole ones. DIR/report.html has accuracy, confusion, the surest mistakes
     and curves; DIR/commands.sh the commands that do the same by hand. The same command continues after it was stopped.
     """
-    changes = cli.take_settings()
+    changes = config_flags.take_settings()
     flags.DEFINE_string("time", "10m", "how long it may take: 90s, 10m or 2h")
     flags.DEFINE_string(
         "weights", "auto",

@@ -8,6 +8,7 @@ import sys
 
 from absl import flags
 
+from vit_jax.commands import config_flags
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
@@ -173,7 +174,7 @@ def convert() -> None:
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, overrides what is
     recognised. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     flags.DEFINE_string(
         "to", None, "official, big_vision, timm, huggingface, authors, peft or orbax (our own)"
     )
@@ -214,7 +215,7 @@ def merge() -> None:
     of their accuracy, and kept if they do not lower it. They are judged on the images of the first run's
     config.data.eval_split, unless --config.data names others: these must not be the images that you report on.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     flags.DEFINE_string("out", None, "the folder to make")
     flags.DEFINE_integer("last", 1, "how many checkpoints of each run", lower_bound=1)
     flags.DEFINE_bool("greedy", False, "add a model only if the average gets no worse")

@@ -1,124 +1,23 @@
-"""What the commands share: flags, the config on the command line, help, output."""
+"""What the commands share: flags, and how they are parsed; those of the config are in `config_flags`."""
 
 import contextlib
-import inspect
 import json
 import math
 import re
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from absl import flags, logging
+from absl import flags
 
 from vit_jax.base import logs
 from vit_jax.commands import exit_codes
 
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
 FLAGS = flags.FLAGS
-_SETTING = re.compile(r"--?(?P<no>no)?config\.(?P<name>[\w.]+)(?:=(?P<value>.*))?", re.DOTALL)
 _ILLEGAL = re.compile(r"flag --(\w+)=(.*?): ", re.DOTALL)
 
 
 class HelpWanted(Exception):
     """Help on a command was asked for."""
-
-
-def help_of(command: object) -> str:
-    """What a command, or a module, says of itself, its flags, and the fields of the config where it takes one: those
-    that the recipe on the command line reads, with its values. `--help all` lists those of all recipes.
-    """
-    from vit_jax.commands.config_help import WIDTH, config_help
-
-    width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
-    text = [inspect.getdoc(command), ""]
-    for flag in own_flags():
-        line = " ".join(f"--{flag.name}: {flag.help}".split())
-        text += textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="      ")
-    if "config" not in FLAGS:
-        return "\n".join(text)
-    settings, others = _split(sys.argv)
-    rest = FLAGS([argument for argument in others if argument not in ("-h", "--help")])[1:]
-    config, whose = _config_to_show(settings)
-    fields = config_help(config, everything="all" in rest, width=width)
-    return "\n".join([*text, "", f"Fields of the config, with {whose}:", "", fields])
-
-
-def _config_to_show(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, str]":
-    """The config whose values help shows, and whose values these are."""
-    from vit_jax.base.settings import change
-    from vit_jax.config import Config, default_config
-
-    if not FLAGS.config:
-        config = default_config()
-        change(config, Config, settings)
-        return config, "their defaults"
-    name, config = next(iter(load_recipe(settings)[0].items()))
-    run = f"the run {name} of " if name else ""
-    return config, f"the values of {run}{FLAGS.config}"
-
-
-def define_config() -> list[tuple[str, str]]:
-    """Flag --config=RECIPE[:ARGUMENT], and `take_settings` for --config.FIELD=VALUE."""
-    flags.DEFINE_string(
-        "config", None, "the recipe: a name of 'vit_jax recipes' or a file, perhaps with :ARGUMENT"
-    )
-    define_json()
-    define_register()
-    return take_settings()
-
-
-def take_settings() -> list[tuple[str, str]]:
-    """Takes --config.FIELD=VALUE, or --config.FIELD VALUE, out of the command line: (field, value)
-    of each.
-    """
-    if wants_help():
-        return []
-    settings, sys.argv = _split(sys.argv)
-    return settings
-
-
-def load_config(
-    settings: list[tuple[str, str]], recipe: str = ""
-) -> "tuple[ConfigDict, dict[str, tuple]]":
-    """The recipe, by default the one that --config names, with the settings of the command line, and what
-    those changed of it, see `base.settings.change`; after `parse_flags`.
-    """
-    from vit_jax.base.settings import change
-    from vit_jax.config import Config
-    from vit_jax.recipes import user_files
-
-    config = user_files.load_config(recipe or _recipe())
-    return config, change(config, Config, settings)
-
-
-def load_recipe(
-    settings: list[tuple[str, str]],
-) -> "tuple[dict[str, ConfigDict], dict[str, tuple]]":
-    """The runs of the recipe that --config names, '' of a recipe of one, each with the settings of the command
-    line, and what those changed of the last; see `load_config`.
-    """
-    from vit_jax.base.settings import change
-    from vit_jax.config import Config
-    from vit_jax.recipes import user_files
-
-    runs, changes = user_files.load_recipe(_recipe()), {}
-    for config in runs.values():
-        changes = change(config, Config, settings)
-    return runs, changes
-
-
-def _recipe() -> str:
-    """What --config names."""
-    if not FLAGS.config:
-        raise flags.Error(
-            "which config? --config=RECIPE[:ARGUMENT], e.g. --config=digits ('vit_jax recipes' lists all)"
-        )
-    return FLAGS.config
 
 
 def wants_help() -> bool:
@@ -328,65 +227,17 @@ def require(**values: str) -> None:
             raise flags.Error(f"--{name}={value} is missing: {_meaning(FLAGS[name])}")
 
 
-def log_recipe(changes: Mapping[str, tuple]) -> None:
-    """Logs which recipe runs, and what the command line changes of it; see `load_config`."""
-    changed = ", ".join(
-        f"{name} = {new!r} (recipe: {'the default' if old is None else repr(old)})"
-        for name, (old, new) in changes.items()
-    )
-    logging.info("recipe: %s%s", FLAGS.config, f"; changed: {changed}" if changed else "")
-
-
-def warn_of_unread(config: "ConfigDict", changes: Mapping[str, tuple]) -> None:
-    """Warns of what the command line changes and nothing reads; see `load_config`."""
-    from vit_jax.base.settings import without_effect
-    from vit_jax.config import Config
-
-    for name, others in without_effect(config, Config, changes).items():
-        logging.warning("config.%s = %r has no effect with %s", name, changes[name][1], others)
-
-
 def print_result(result: dict | list, text: str, process: int = 0) -> None:
     """Prints a command's result, of several processes the first."""
     if process == 0:
         print(json.dumps(result) if FLAGS.json else logs.printable(text))
 
 
-def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """The settings of config fields, and all other arguments."""
-    settings, others, arguments = [], [], iter(arguments)
-    for argument in arguments:
-        match = _SETTING.fullmatch(argument)
-        if argument == "--":
-            others += [argument, *arguments]
-        elif not match:
-            others.append(argument)
-        else:
-            name, value = match["name"], match["value"]
-            if value is None and _is_switch(name):
-                value = str(not match["no"])
-            elif value is None:
-                value = next(arguments, "--")
-                if value.startswith("--"):
-                    raise flags.Error(f"{argument}=VALUE: the value is missing")
-            settings.append((name, value))
-    return settings, others
-
-
-def _is_switch(name: str) -> bool:
-    """Whether a config field is a bool, which may be set without a value."""
-    from vit_jax.base.schema import option_type, walk
-    from vit_jax.config import Config, config_class
-
-    field = dict(walk(Config)).get(name) or dict(walk(config_class())).get(name)
-    return field is not None and option_type(field.type) is bool
-
-
 def own_flags() -> list[flags.Flag]:
     """The flags of a command, not those that libraries define."""
     modules = FLAGS.flags_by_module_dict()
     ours = [name for name in modules if name.startswith(f"{__package__}.")]
-    ours.sort(key=lambda name: name == __name__)  # those that commands share come last
+    ours.sort(key=lambda name: name.endswith("flags"))  # those that commands share come last
     return [flag for name in ours for flag in modules[name]]
 
 

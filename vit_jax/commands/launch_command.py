@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from absl import flags
 
+from vit_jax.commands import command_help
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
@@ -18,6 +19,7 @@ def launch() -> None:
     First the training command's own --dry_run checks it for the devices of the cluster. What stands behind a second
     -- are flags of the program that the engine calls. With --dry_run it prints what would run, and starts nothing.
     """
+    from vit_jax.commands.main import COMMANDS
     from vit_jax.recipes import shipped
 
     shipped.find_launch()
@@ -36,7 +38,7 @@ def launch() -> None:
     for name in names:
         _define(name, table.FLAGS[name], module.DEFAULTS.get(name))
     if cli.wants_help():
-        print(cli.help_of(module))
+        print(command_help.help_of(module))
         if module.PROGRAM:
             print(
                 f"\nFlags of '{module.PROGRAM}' stand behind the training command, after a second --."
@@ -54,7 +56,7 @@ def launch() -> None:
             f"{' '.join(further)}: {engine} calls no program that takes further flags"
         )
     options = SimpleNamespace(**{name: FLAGS[name].value for name in names})
-    main.start(engine, action, options, command, further)
+    main.start(engine, action, options, command, further, COMMANDS)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:

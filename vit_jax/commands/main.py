@@ -10,7 +10,7 @@ from absl import flags
 from vit_jax import __version__
 from vit_jax.base import limits
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.commands import exit_codes
+from vit_jax.commands import command_help, exit_codes
 from vit_jax.commands import flags as cli
 
 COMMANDS: LazyTable[Callable[[], None]] = LazyTable(
@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> None:
     try:
         COMMANDS[name]()
     except cli.HelpWanted:
-        print(cli.help_of(COMMANDS[name]))
+        print(command_help.help_of(COMMANDS[name]))
 
 
 def _usage() -> str:

@@ -6,6 +6,7 @@ import sys
 
 from absl import flags
 
+from vit_jax.commands import config_flags
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
@@ -21,7 +22,7 @@ def evaluate() -> None:
     all sets of that name that are there. With --follow, beside a run that trains, each of its checkpoints is evaluated
     as it appears, into WORKDIR/evaluations and its TensorBoard, until the run is done.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     flags.DEFINE_list(
@@ -118,7 +119,7 @@ def exits() -> None:
     are kept beside the checkpoint as exits.json, for --budget of predict, evaluate and benchmark, with a
     picture, exits.png. The same command replaces both.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     cli.define_checkpoint()
     flags.DEFINE_list("budgets", [], "10⁹ multiply-adds of an image in the mean, e.g. 0.75,1.0,1.5")
     flags.DEFINE_integer("images", 50_000, "training images to solve with, at most", lower_bound=1)
@@ -150,7 +151,7 @@ def export() -> None:
     that calls it. With --images the file's answers are compared with the model's: how many images keep their best
     class, and the accuracy over images in folders with the names of classes.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     flags.DEFINE_enum("to", None, ["onnx", "stablehlo"], "what the program is written in")
@@ -194,7 +195,7 @@ def serve() -> None:
     Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it, once the
     requests that are there are answered. With --follow the newest checkpoint of a run that trains is served.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     flags.DEFINE_string(
@@ -251,7 +252,7 @@ def inspect() -> None:
     or a file of any format. An image that cannot be read is named, the others are inspected, and the exit
     code is 1.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     flags.DEFINE_string("checkpoint", None, "a run, or a checkpoint of any format")
     flags.DEFINE_multi_string(
         "images", [], "an image, a folder, or a pattern in quotes; several: pass it again"

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from vit_jax.commands import config_flags
 from vit_jax.commands import flags as cli
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def predict() -> None:
     adds the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays
     and maps.json to the folder --out. With --budget or --threshold images leave a model with exits early.
     """
-    settings = cli.take_settings()
+    settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     cli.define_exits()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from vit_jax.commands import exit_codes
+from vit_jax.commands import config_flags, exit_codes
 from vit_jax.commands import flags as cli
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def train() -> None:
     # To look through what imports and tracing leave, again and again and once more at the end, takes 0.4 s.
     gc.set_threshold(20_000, 20, 50)
     atexit.register(gc.freeze)
-    settings = cli.define_config()
+    settings = config_flags.define_config()
     flags.DEFINE_string(
         "workdir", None, "where checkpoints and logs go; a run found there is resumed"
     )
@@ -50,8 +50,8 @@ def train() -> None:
         )
 
     elsewhere = _elsewhere()
-    runs, changes = cli.load_recipe(settings)
-    cli.warn_of_unread(list(runs.values())[-1], changes)
+    runs, changes = config_flags.load_recipe(settings)
+    config_flags.warn_of_unread(list(runs.values())[-1], changes)
     if "" not in runs:
         _train_all(runs, elsewhere)
         return
@@ -74,7 +74,7 @@ def train() -> None:
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
         exit_codes.end_at_once_when_interrupted()
-        cli.log_recipe(changes)
+        config_flags.log_recipe(changes)
         result = train(config, FLAGS.workdir)
         name, value = next(iter(result.items()))
         line = f"trained {result['step']} steps, {name} {value:.4f}: {FLAGS.workdir}"
@@ -169,7 +169,7 @@ def sweep() -> None:
     trained on all examples, with several seeds. Runs that have ended are not repeated. A report of all runs, in the
     workdir, comes last.
     """
-    settings = cli.define_config()
+    settings = config_flags.define_config()
     flags.DEFINE_string("workdir", None, "a folder for all the runs")
     flags.DEFINE_multi_string(
         "grid", None, "FIELD=VALUE,VALUE…, once for each field of the config: optim.lr=0.003,0.01"
@@ -187,8 +187,8 @@ def sweep() -> None:
     from vit_jax.studies.report import report
     from vit_jax.studies.sweep import sweep, text
 
-    config, changes = cli.load_config(settings)
-    cli.log_recipe(changes)
+    config, changes = config_flags.load_config(settings)
+    config_flags.log_recipe(changes)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     exit_codes.end_at_once_when_interrupted()
     workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
@@ -204,7 +204,7 @@ def vtab() -> None:
     The learning rate of each task is chosen by its 200 validation examples; then the model is trained on all 1,000.
     Tasks whose data is missing are named and skipped. Started again, it continues.
     """
-    settings = cli.define_config()
+    settings = config_flags.define_config()
     cli.define_checkpoint()
     flags.DEFINE_string("workdir", None, "a folder for all the runs")
     flags.DEFINE_list(
@@ -222,7 +222,7 @@ def vtab() -> None:
     settings = [("init_from", FLAGS.checkpoint), *settings]
 
     def config_of(task: str) -> "ConfigDict":
-        return cli.load_config(settings, f"{recipe}:{task}")[0]
+        return config_flags.load_config(settings, f"{recipe}:{task}")[0]
 
     exit_codes.end_at_once_when_interrupted()
     rates = cli.numbers("rates") or RATES
@@ -238,7 +238,7 @@ def plan() -> None:
     the run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x; KIND:GPUS or KIND:HOSTSxGPUS of a100, a100-40gb,
     h100, h200, b200, gb200, b300 and gb300; or cpu:N for simulated devices.
     """
-    settings = cli.define_config()
+    settings = config_flags.define_config()
     _define_target()
     flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
     flags.DEFINE_integer(
@@ -255,7 +255,7 @@ def plan() -> None:
     from vit_jax.planning.plan import make_assembly, make_plan
     from vit_jax.planning.target import find
 
-    config, _ = cli.load_config(settings)
+    config, _ = config_flags.load_config(settings)
     data = {"num_classes": FLAGS.num_classes, "examples": FLAGS.examples}
     price = FLAGS.price_per_chip_hour
     target = find(FLAGS.topology, slices=FLAGS.slices)

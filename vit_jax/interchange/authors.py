@@ -6,7 +6,7 @@ import json
 
 from etils import epath
 
-from vit_jax.interchange import pytorch, saved_objectives, tensors_by_name, timm
+from vit_jax.interchange import file_header, pytorch, saved_objectives, tensors_by_name, timm
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
 
@@ -16,24 +16,24 @@ NAME = "authors"
 def recognises(file: CheckpointFile) -> bool:
     """Whether a family knows the names."""
     return file.container not in ("folder", "") and tensors_by_name.is_found(
-        file, NAME, metadata=tensors_by_name.in_header(file), prefixes=file.prefixes
+        file, NAME, metadata=file_header.in_header(file), prefixes=file.prefixes
     )
 
 
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """The model of a file with the names of its family's authors."""
-    stated = tensors_by_name.in_header(file)
+    stated = file_header.in_header(file)
     match = tensors_by_name.find_family(
-        file, NAME, stated | tensors_by_name.requested_metadata(request), file.prefixes
+        file, NAME, stated | file_header.requested_metadata(request), file.prefixes
     )
-    checkpoint = tensors_by_name.with_header(
+    checkpoint = file_header.with_header(
         tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if file.header:
         return checkpoint
     conversion = match.conversion.of(checkpoint.model_config)
     prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
-    return tensors_by_name.with_preprocessing(checkpoint, prepared)
+    return file_header.with_preprocessing(checkpoint, prepared)
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
@@ -51,7 +51,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     if names == timm.NAME:
         header = timm.header_of(checkpoint)
     else:
-        options = tensors_by_name.options_of_model(checkpoint.model_config)
-        header = tensors_by_name.header(checkpoint, options)
+        options = file_header.options_of_model(checkpoint.model_config)
+        header = file_header.header(checkpoint, options)
     metadata = {pytorch.METADATA: json.dumps(header | extra.stated)}
     tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, extra)

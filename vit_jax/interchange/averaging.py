@@ -14,7 +14,7 @@ from vit_jax.base import patterns, places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.checkpoints import reading
-from vit_jax.interchange import formats, tensors_by_name
+from vit_jax.interchange import file_header, formats
 from vit_jax.interchange.formats import LoadedCheckpoint
 
 
@@ -92,7 +92,7 @@ def _description(model: LoadedCheckpoint) -> dict[str, Any]:
     """What models must have in common."""
     config = model.model_config
     options = {
-        f"model.{name}": value for name, value in tensors_by_name.options_of_model(config).items()
+        f"model.{name}": value for name, value in file_header.options_of_model(config).items()
     }
     return {
         "the family": type(config).__module__.split(".")[-1],

@@ -14,7 +14,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import npz, state_dicts, tensors_by_name
+from vit_jax.interchange import file_header, npz, state_dicts, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
@@ -50,7 +50,7 @@ class FlaxFormat:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
         match = tensors_by_name.find_family(
-            file, self.name, tensors_by_name.requested_metadata(request), PREFIXES
+            file, self.name, file_header.requested_metadata(request), PREFIXES
         )
         other = [name for name in file.tensors if not name.startswith(match.prefix)]
         if other:

@@ -16,7 +16,7 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import pytorch, saved_objectives, tensors_by_name
+from vit_jax.interchange import file_header, pytorch, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
@@ -82,14 +82,14 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     # Networks that take images of any size leave it to what prepares these.
     cut = _cut_size(processor) if processor and processor[_KIND] in _OF_PROCESSORS else {}
     metadata = file.config | {"processor_size": cut.get("image_size")}
-    metadata |= tensors_by_name.requested_metadata(request)
+    metadata |= file_header.requested_metadata(request)
     match = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
     checkpoint = tensors_by_name.read_named(file, match, NAME, request, {})
     config = checkpoint.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)
         checkpoint = dataclasses.replace(
-            tensors_by_name.with_preprocessing(checkpoint, stated), preprocessing=stated
+            file_header.with_preprocessing(checkpoint, stated), preprocessing=stated
         )
     checkpoint.classes = _classes(file.config, config.num_classes)
     if file.config:
@@ -230,7 +230,7 @@ def _cut_size(metadata: dict) -> dict[str, Size]:
     size = metadata.get("crop_size" if metadata.get("do_center_crop") else "size")
     if isinstance(size, dict):
         size = size.get("shortest_edge") or [size["height"], size["width"]]
-    return tensors_by_name.image_size_option(size)
+    return file_header.image_size_option(size)
 
 
 def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:

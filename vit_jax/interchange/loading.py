@@ -18,7 +18,15 @@ from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels import imagenet
 from vit_jax.devices import meshes
-from vit_jax.interchange import checkpoint_file, fitting, formats, orbax, remote, tensors_by_name
+from vit_jax.interchange import (
+    checkpoint_file,
+    file_header,
+    fitting,
+    formats,
+    orbax,
+    remote,
+    tensors_by_name,
+)
 from vit_jax.models import classifier, published, registry
 from vit_jax.models.registry import Weights
 
@@ -58,7 +66,7 @@ def load(
     names = registry.fitted_options()
     fitted = {name: overrides.pop(name) for name in names if name in overrides}
     if "image_size" in fitted:
-        fitted |= tensors_by_name.image_size_option(fitted["image_size"])
+        fitted |= file_header.image_size_option(fitted["image_size"])
     checkpoint = formats.read_checkpoint(
         path, hints=fitted, allow_nonfinite=allow_nonfinite, **overrides
     )
@@ -183,7 +191,7 @@ def resized(
       ConfigError: the model cannot be fitted to these sizes.
     """
     source, size = run.model_config, sizes.parse(image_size)
-    options = tensors_by_name.image_size_option(size) | source.options_for_image_size(size)
+    options = file_header.image_size_option(size) | source.options_for_image_size(size)
     options |= {"patch": patch} if patch else {}
     target = formats.configure(type(source), vars(source), options)
     definition, like = registry.abstract_weights(target)
@@ -211,7 +219,7 @@ def prepared_at(run: TrainedModel, size: sizes.Size) -> ConfigDict:
     }
     if config.data.mean and config.data.std:
         prepared = vars(
-            published.at_size(tensors_by_name.preprocessing_of(prepared), size, run.directory)
+            published.at_size(file_header.preprocessing_of(prepared), size, run.directory)
         )
     with config.ignore_type():  # a height and a width in place of one number
         config.data.update(prepared | {"image_size": size})
@@ -367,7 +375,7 @@ def convert(
     checkpoint = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
     if data:
         stated = formats.preprocessing_with(checkpoint, data, source)
-        checkpoint = tensors_by_name.with_preprocessing(checkpoint, stated)
+        checkpoint = file_header.with_preprocessing(checkpoint, stated)
     elif not checkpoint.preprocessing:
         logging.warning(
             "%s does not state how its images are normalised; users of the result have to set it",

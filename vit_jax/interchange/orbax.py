@@ -20,7 +20,7 @@ from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels import imagenet
-from vit_jax.interchange import lora, saved_objectives, tensors_by_name
+from vit_jax.interchange import file_header, lora, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import (
     LoadedCheckpoint,
@@ -114,7 +114,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         config,
         params,
         tuple(description["classes"]),
-        tensors_by_name.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
+        file_header.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
         description.get(LAYOUT, {}),
         variables,
         run=SavedRun(folder, description),

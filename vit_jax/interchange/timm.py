@@ -12,7 +12,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import height_width
-from vit_jax.interchange import pytorch, tensors_by_name
+from vit_jax.interchange import file_header, pytorch, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, CheckpointFile
 from vit_jax.interchange.conversions import vit_arguments, vit_options
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, how_to_accept
@@ -45,12 +45,12 @@ def recognises(file: CheckpointFile) -> bool:
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """The model of a file or folder with timm's names."""
     _refuse_other_families(file)
-    stated = tensors_by_name.in_header(file)
+    stated = file_header.in_header(file)
     architecture, tag = published_name(file)
     metadata = {"architecture": architecture, "tag": tag} | _arguments(file.config)
     metadata |= _image_size(file.config) | stated | {"written_here": bool(file.header)}
     match = tensors_by_name.find_family(
-        file, NAME, metadata | tensors_by_name.requested_metadata(request), file.prefixes
+        file, NAME, metadata | file_header.requested_metadata(request), file.prefixes
     )
     if match is None:
         vit_options.check_supported(architecture)
@@ -65,11 +65,11 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             f"{file.path} holds no model with timm's names, nor with those of the authors of a family: it has "
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
-    checkpoint = tensors_by_name.with_header(
+    checkpoint = file_header.with_header(
         tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if not file.header:
-        checkpoint = tensors_by_name.with_preprocessing(
+        checkpoint = file_header.with_preprocessing(
             checkpoint, published.preprocessing(architecture, tag)
         )
     if file.config:
@@ -79,7 +79,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         same = metadata == _as_read(
             checkpoint.preprocessing
         )  # but for the rounding, which timm has not
-        checkpoint = tensors_by_name.with_preprocessing(
+        checkpoint = file_header.with_preprocessing(
             checkpoint, checkpoint.preprocessing if same else metadata
         )
     if checkpoint.preprocessing and not file.header:
@@ -137,11 +137,9 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
 
 
 def header_of(checkpoint: LoadedCheckpoint) -> dict:
-    """What a file with timm's names says beside its tensors, see `tensors_by_name.header`."""
+    """What a file with timm's names says beside its tensors, see `file_header.header`."""
     known = vars(checkpoint.model_config) | checkpoint.layout
-    return tensors_by_name.header(
-        checkpoint, {name: known[name] for name in _STATED if name in known}
-    )
+    return file_header.header(checkpoint, {name: known[name] for name in _STATED if name in known})
 
 
 def _arguments(metadata: dict) -> dict:
@@ -154,7 +152,7 @@ def _image_size(metadata: dict) -> dict:
     """The size of the images that a folder's config.json says."""
     size = metadata.get("model_args", {}).get("img_size")
     pretrained = metadata.get("pretrained_cfg", metadata).get("input_size")
-    return tensors_by_name.image_size_option(
+    return file_header.image_size_option(
         size if size is not None else pretrained and pretrained[1:]
     )
 

@@ -19,7 +19,7 @@ from vit_jax.evaluation import few_shot, measures
 from vit_jax.evaluation.contract import EvalContext, EvaluatorOptions
 from vit_jax.evaluation.features import FeatureEvaluator, of_examples
 from vit_jax.evaluation.progress import with_progress
-from vit_jax.interchange import formats, loading, orbax, tensors_by_name
+from vit_jax.interchange import file_header, formats, loading, orbax
 from vit_jax.models import classifier, registry
 from vit_jax.models.preprocessing import Preprocessing
 
@@ -141,7 +141,7 @@ def fit_head(features: FeaturesOf, path: epath.PathLike) -> float:
         model.config,
         patterns.map_named(replaced, weights.params),
         features.train.classes,
-        tensors_by_name.preprocessing_of(prepared),
+        file_header.preprocessing_of(prepared),
         variables=weights.variables,
         called=features.context.config.model.name,
     )
