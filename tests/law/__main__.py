@@ -4,10 +4,6 @@ import os
 import sys
 import time
 
-from tests.conftest import QUICK
-
-# One device. Each seed is another program, and such short runs take less time than compiling it well.
-os.environ.setdefault("XLA_FLAGS", QUICK)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from tests.law import rows
