@@ -278,6 +278,9 @@ class Reach:
             identifiers = _identifiers(node)
             modules |= self._named(_strings(node))
             if module.startswith("configs."):  # recipes import their neighbours by name
+                modules -= self._tables.get(
+                    WHOLE["COMMANDS"], set()
+                )  # a split `train` is no command
                 neighbours = {
                     name.removeprefix("configs."): path for name, path in self.known.items()
                 }

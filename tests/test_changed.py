@@ -15,7 +15,10 @@ FILES = {
     "vit_jax/zoo/mixer.py": "from vit_jax.zoo import mixing",
     "vit_jax/zoo/mixing.py": "import json\nNAMES = json.load(open('names.json'))",
     "vit_jax/names.json": "",
-    "configs/tokens.py": 'model = "mixer"',
+    "vit_jax/commands/__init__.py": "",
+    "vit_jax/commands/main.py": 'COMMANDS = {"train": "vit_jax.commands.run"}',
+    "vit_jax/commands/run.py": "",
+    "configs/tokens.py": 'model, split = "mixer", "train"',
     "configs/more_tokens.py": "import tokens",
     "launch/start.sh": "",
     "tests/conftest.py": '@fixture\ndef trained():\n    return train("tokens")\n\n\ndef other(): pass',
@@ -30,6 +33,7 @@ FILES = {
     "tests/test_trains.py": "import vit_jax\nvit_jax.train()",
     "tests/test_names_a_recipe.py": 'load_config("configs/more_tokens.py")',
     "tests/test_starts.py": 'run("start.sh")',
+    "tests/test_commands.py": 'command("train")',
     "tests/test_nothing.py": "import json",
 }  # fmt: skip
 
@@ -53,6 +57,7 @@ def reach(tmp_path_factory):
         ("vit_jax/names.json", {*MIXER, "imports_it", "names_it"}),
         ("vit_jax/zoo/vit.py", {"names_a_size", "uses_a_helper"}),
         ("vit_jax/loop.py", {"trains"}),
+        ("vit_jax/commands/run.py", {"commands"}),
         ("launch/start.sh", {"starts"}),
         ("configs/tokens.py", MIXER),
         ("tests/test_nothing.py", {"nothing"}),

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.repeats import slow_unless
 from tests.test_configs import build
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
@@ -184,7 +185,8 @@ def test_a_step_of_an_experiment_can_be_traced(name):
     lowered(one_small_run(name)[1])
 
 
-@pytest.mark.parametrize("name", ["overfitting", "self_supervised"])
+# The step of each experiment is traced above.
+@pytest.mark.parametrize("name", slow_unless(["overfitting"], ["overfitting", "self_supervised"]))
 def test_a_run_of_an_experiment_trains_a_few_steps_and_is_found_by_reports(name, tmp_path):
     run, config = one_small_run(name)
     (result,) = run_all({run: config}, tmp_path).values()
@@ -193,6 +195,8 @@ def test_a_run_of_an_experiment_trains_a_few_steps_and_is_found_by_reports(name,
     assert group.summary()["states"] == {"done": 1} and len(group.values()) == 1
 
 
+# What is reset by layers of a stack is asserted by `interchange/test_load.py`.
+@pytest.mark.slow
 def test_last_layers_are_re_initialised_and_all_else_is_that_of_the_first_run(tmp_path):
     found = runs_of("few_images", "smoke")
     runs = {name: small(found[name]) for name in (FIRST, "reset=1,steps=60/seed=0")}

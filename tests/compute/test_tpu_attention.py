@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from tests.compute.attention_reference import distances, draw, exactness, reference
+from tests.repeats import slow_unless
 from vit_jax.compute import attend, rope, tpu_attention, tpu_attention_grid
 from vit_jax.devices import meshes
 from vit_jax.models.layers import layer_norm
@@ -134,13 +135,21 @@ def layer(**options) -> tuple[nnx.GraphDef, nnx.State]:
     return definition, state
 
 
+OPTIONS = [
+    ({}, False), ({"qk_norm": True}, False), ({"key_bias": False}, False), ({"qkv_bias": False}, False),
+    ({"qk_norm": True}, True),
+]  # fmt: skip
+
+
+# All options where heads are sharded, and no option elsewhere.
 @pytest.mark.parametrize(
-    ("options", "turned"),
-    [({}, False), ({"qk_norm": True}, False), ({"key_bias": False}, False), ({"qkv_bias": False}, False),
-     ({"qk_norm": True}, True)],
+    ("options", "turned", "mesh"),
+    slow_unless(
+        [*((*each, (1, 1, 2)) for each in OPTIONS), ({}, False, None), ({}, False, (2, 1, 1))],
+        [(*each, mesh) for each in OPTIONS for mesh in (None, (2, 1, 1), (1, 1, 2))],
+    ),
     ids=lambda value: "turned" if value is True else str(value or "plain"),
-)  # fmt: skip
-@pytest.mark.parametrize("mesh", [None, (2, 1, 1), (1, 1, 2)], ids=str)
+)
 def test_a_layer_has_the_results_and_gradients_of_plain_attention(options, turned, mesh):
     x, dout = np.random.default_rng(1).standard_normal((2, 2, 50, 128)).astype(np.float32)
     angles = rope.axial_angles((5, 10), 64, theta=100.0)[:, None]

@@ -102,6 +102,7 @@ def test_a_bucket_that_does_not_exist_is_reported_before_the_run(run):
 def copied(tiny_config, tmp_path, s3_bucket):
     """A run in a folder, and its copy on S3."""
     local = tmp_path / "run"
+    compilation_cache.reset_cache()  # its programs are not those of the bucket
     train(tiny_config(duration="4 steps"), local)
     for file in places.files_below(local):
         places.upload(file.path, f"{s3_bucket}/run{file.path.removeprefix(str(local))}")

@@ -1,5 +1,6 @@
 """Exported models, called in a process that does not have this package."""
 
+import itertools
 import json
 import pathlib
 import subprocess
@@ -13,6 +14,7 @@ from PIL import Image
 
 import vit_jax
 from tests.integration.conftest import TINY
+from tests.repeats import slow_unless
 
 CALL = """
 import json, sys, zipfile
@@ -100,8 +102,13 @@ def test_an_onnx_file_answers_alike_in_onnxruntime(command, trained, tmp_path, n
         assert (found.argmax(-1) == expected.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("to", ["onnx", "stablehlo"])
-@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("weights", "to"),
+    slow_unless(
+        [("bfloat16", "stablehlo"), ("int8", "onnx")],
+        [*itertools.product(("bfloat16", "int8"), ("onnx", "stablehlo"))],
+    ),
+)
 def test_weights_in_fewer_bits_are_smaller_and_compared(command, trained, tmp_path, to, weights):
     random = np.random.default_rng(0)
     for name in ("3", "7", "other"):

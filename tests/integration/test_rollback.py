@@ -77,7 +77,11 @@ def test_after_a_spike_the_run_goes_on_without_its_data(config, tmp_path, caplog
     assert_same(tmp_path / "run", tmp_path / "clean")
     assert result["step"] == 22
 
-    # Or as if the run had been stopped after going back, and others had looked at other times.
+
+@pytest.mark.slow
+def test_a_rollback_does_not_depend_on_when_a_run_logs(config, tmp_path):
+    vit_jax.train(config(), tmp_path / "run")
+    # As if the run had been stopped after going back, and others had looked at other times.
     (tmp_path / "again").mkdir()
     vit_jax.train(config(log__every="7 steps"), tmp_path / "again")
     assert_same(tmp_path / "run", tmp_path / "again")

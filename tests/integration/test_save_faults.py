@@ -171,6 +171,8 @@ def test_what_storage_does_not_answer_ends_at_the_limit_of_a_save(cloud_storage,
         run.close()
 
 
+# In a bucket they do above.
+@pytest.mark.slow
 def test_processes_that_save_to_a_folder_stop_at_once_too(tmp_path):
     run = Together(str(tmp_path / "run"), {})
     try:

@@ -1,5 +1,6 @@
 """A model that segments, from files of images and masks to masks of other images, by commands as users type them."""
 
+import itertools
 import json
 import zipfile
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 import vit_jax
 from tests.data.tiny_tfds import write_tfds
+from tests.repeats import slow_unless
 
 TINY = (
     "--config.data.image_size=16", "--config.model.dtype=float32", "--config.batch_size=8",
@@ -90,8 +92,14 @@ def trained(command, runs, scenes, things, tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize("to", ["onnx", "stablehlo"])
-@pytest.mark.parametrize("recipe", ["multilevel", "panoptic"])
+# Each recipe once and each format once.
+@pytest.mark.parametrize(
+    ("recipe", "to"),
+    slow_unless(
+        [("multilevel", "stablehlo"), ("panoptic", "onnx")],
+        [*itertools.product(("multilevel", "panoptic"), ("onnx", "stablehlo"))],
+    ),
+)
 def test_an_exported_model_gives_scores_of_pixels(
     command, trained, scenes, things, tmp_path, to, recipe
 ):

@@ -1,6 +1,7 @@
 """What lies in a run's folder: damaged, cut short, locked, not writable for a moment."""
 
 import errno
+import itertools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import pytest
 from etils import epath
 
 import vit_jax
+from tests.repeats import slow_unless
 from vit_jax.base import lock
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import committing, descriptions, reading
@@ -40,9 +42,7 @@ def flip(file: pathlib.Path, seed: int) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 6))]
-)
+@pytest.mark.parametrize("seed", slow_unless([0], range(6)))
 def test_a_flipped_bit_in_a_description_falls_back_to_the_checkpoint_before(
     finished, seed, tmp_path, caplog
 ):
@@ -77,8 +77,18 @@ def test_a_description_of_an_earlier_version_needs_no_seal(finished, tmp_path):
         reading.read_description(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", '{"seco', "[1]"])
-@pytest.mark.parametrize("name", ["goodput.json", "left_out.json", "result.json"])
+# All are read by one function.
+@pytest.mark.parametrize(
+    ("name", "text"),
+    slow_unless(
+        [("goodput.json", "[1]"), ("left_out.json", ""), ("result.json", '{"seco')],
+        [
+            *itertools.product(
+                ("goodput.json", "left_out.json", "result.json"), ("", '{"seco', "[1]")
+            )
+        ],
+    ),
+)
 def test_a_small_file_that_is_cut_short_does_not_end_a_restart(finished, name, text):
     config, workdir, result = finished
     (workdir / name).write_text(text)

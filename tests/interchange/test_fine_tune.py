@@ -2,10 +2,13 @@
 is, at another resolution.
 """
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
 
+from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats, loading, resolving
@@ -21,10 +24,26 @@ def taken_over(recipe, path, **data):
     return resolve(config, "no_run_was_begun_here")
 
 
-@pytest.mark.parametrize("recipe", ["finetune", "linear_probe", "bit_hyperrule"])
+FAMILIES = [
+    "vt_vit_tok_rep",
+    "bv_vit_map_sincos2d",
+    "vt_mixer_tiny",
+    "vt_hybrid_tiny",
+    "bv_bit_tiny",
+]
+RECIPES = ["finetune", "linear_probe", "bit_hyperrule"]
+
+
+# Every family by one recipe, every recipe with one.
 @pytest.mark.parametrize(
-    "name",
-    ["vt_vit_tok_rep", "bv_vit_map_sincos2d", "vt_mixer_tiny", "vt_hybrid_tiny", "bv_bit_tiny"],
+    ("name", "recipe"),
+    slow_unless(
+        [
+            *((name, "finetune") for name in FAMILIES),
+            *((FAMILIES[0], recipe) for recipe in RECIPES),
+        ],
+        [*itertools.product(FAMILIES, RECIPES)],
+    ),
 )
 def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_data):
     path = shared_data / "oracle" / f"{name}.ckpt.npz"

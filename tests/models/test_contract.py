@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from tests.models.conftest import apply, parameters, statistics
+from tests.repeats import slow_unless
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
@@ -138,10 +139,10 @@ BESIDE = {"crossvit": 8}
 FAMILIES = list(registry.FAMILIES)
 # How it is compiled matters where layers are put together: in stacks, beside stacks, with statistics.
 QUICK = ("vit", "resnet", "t2t", "efficientnet", "dynamic_vit")
-SOME = [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+SOME = slow_unless(QUICK, FAMILIES)
 # These are put together from what others cut over a mesh: attention, MLPs, convolutions.
 COMPOSED = ("hybrid", "deepvit", "t2t", "dynamic_vit", "axial_vit", "axial_resnet")
-CUT = [pytest.param(f, marks=pytest.mark.slow) if f in COMPOSED else f for f in FAMILIES]
+CUT = slow_unless([f for f in FAMILIES if f not in COMPOSED], FAMILIES)
 
 
 @functools.cache

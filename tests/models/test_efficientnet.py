@@ -12,6 +12,7 @@ from flax import nnx
 
 from tests.models import oracles
 from tests.models.conftest import parameters, run, statistics
+from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import convolution
@@ -82,7 +83,8 @@ def forward(config, p, x, training=False):
     return oracles.linear(p["head"], x.mean((1, 2)))
 
 
-@pytest.mark.parametrize("size", efficientnet.SIZES)
+# All are by one rule: the smallest and the two largest.
+@pytest.mark.parametrize("size", slow_unless(["B0", "B7", "L2"], efficientnet.SIZES))
 def test_parameters_and_multiply_adds_are_the_published_ones(size):
     resolution = efficientnet.SIZES[size].resolution
     config = registry.model_config(f"EfficientNet-{size}", image_size=resolution)

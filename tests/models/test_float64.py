@@ -18,6 +18,7 @@ from tests.models import (
     test_localvit,
 )
 from tests.models.conftest import parameters, statistics
+from tests.repeats import slow_unless
 from vit_jax.models import registry
 
 
@@ -60,9 +61,12 @@ SLOPES = {
 }
 
 
+# Statistics of batches are those of other DeepViTs, and LocalViTs, too.
+SLOW = ("deepvit S, evaluated", "localvit eca_hard, trained")
+
+
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=pytest.mark.slow) if "slow" in c else c for c in SLOPES],
+    "case", slow_unless([c for c in SLOPES if "slow" not in c and c not in SLOW], SLOPES)
 )
 def test_logits_and_the_gradient_of_every_parameter_are_those_of_float64(case):
     config, forward, training = SLOPES[case]

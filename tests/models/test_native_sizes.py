@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests import lazily
 from tests.new_models import new_model
+from tests.repeats import slow_unless
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import native_sizes, registry
 from vit_jax.models.contract import PatchBatch
@@ -78,9 +79,7 @@ def test_positions_are_those_that_pytorch_resizes_for_each_image(method):
             assert np.abs(one - theirs[i, :rows, :columns]).max() <= 5e-6
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS]
-)
+@pytest.mark.parametrize("name", slow_unless([n for n in MODELS if n not in SLOW], MODELS))
 def test_an_image_alone_is_what_it_is_among_others(name):
     grids = [(2, 6), (3, 4), (1, 5)]
     images = draw(grids)

@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 from tests.models.test_contract import BATCH, COMMON, TINY
+from tests.repeats import slow_unless
 from vit_jax.base import sizes
 from vit_jax.models import registry
 
@@ -48,7 +49,11 @@ def traced(family: str) -> tuple[list, str]:
     return arrays, str(jax.make_jaxpr(answer)(state, images, jax.random.key(0)))
 
 
-@pytest.mark.parametrize("family", TINY)
+# Lists of lists, statistics, shared parts, branches and random projections; the others are made of the same.
+QUICK = ("vit", "resnet", "efficientnet", "t2t", "crossvit", "dynamic_vit")
+
+
+@pytest.mark.parametrize("family", slow_unless(QUICK, TINY))
 def test_a_model_is_the_same_program_in_tree_mode(family, tree_mode):
     expected = traced(family)
     tree_mode()

@@ -281,8 +281,8 @@ def test_weights_begin_as_in_deits_code():
 
 
 PAPER = [
-    {}, dict(pool="mean"), dict(pool="map", position="sincos2d"), dict(registers=2, representation=8),
-    dict(distilled=True), dict(dropout=0.2, drop_path=0.3),
+    {}, dict(pool="mean", registers=2, representation=8), dict(distilled=True),
+    dict(pool="map", position="sincos2d", dropout=0.2, drop_path=0.3),
 ]  # fmt: skip
 
 

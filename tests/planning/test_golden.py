@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.planning import golden
+from tests.repeats import slow_unless
 
 # Seconds each; the others with -m slow.
 QUICK = ("digits-2-slices",)
@@ -26,10 +27,7 @@ def test_every_recipe_has_a_file():
     assert {path.stem for path in golden.FOLDER.glob("*.json")} == golden.CASES.keys()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in golden.CASES],
-)
+@pytest.mark.parametrize("name", slow_unless(QUICK, golden.CASES))
 def test_a_recipe_compiles_to_what_was_reviewed(name):
     reviewed = golden.read(name)
     now, step = golden.prepared(golden.CASES[name])

@@ -13,6 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from tests.planning import golden
 from tests.planning.test_plan import plan_taking, small_config
+from tests.repeats import slow_unless
 from tests.test_configs import teacher  # noqa: F401, a fixture
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import platform
@@ -299,12 +300,18 @@ SLOW = {
     "dino_continue", "bit_hyperrule", "finetune", "noisy_student", "folder", "algoperf", "gsam", "vit_s16_i1k",
     "scaling_vit-B16", "linear_probe", "positions", "deit-S", "deit3", "rope_vit", "masked_patches-B16", "dynamic_vit",
     "digits_finetune", "distill", "best",
+    # Families without attention of their own for GPUs, beside LocalViT, the Mixer and EfficientNets.
+    "deepvit", "axial", "feed_forward", "cross_vit",
 }  # fmt: skip
 # Without a reviewed program for TPUs: they begin with other runs, or are other recipes.
 CASES = golden.CASES | {
     "digits_finetune": golden.Case("digits_finetune.py", "", changes=(("init_from", ""),)),
     "distill": golden.Case("distill.py:DeiT-S/16", ""),
     "best": golden.Case("best.py:B/16", ""),
+}
+# Of a recipe on other chips or at other sizes, the steps are those of the first.
+SLOW |= {
+    name for name in CASES if name.endswith("-v6e") or name.startswith(("finetune-H", "finetune-G"))
 }
 # Fewer of layers that are all alike.
 SHORTER = {
@@ -327,9 +334,7 @@ def test_every_recipe_has_a_case():
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
-)
+@pytest.mark.parametrize("name", slow_unless([n for n in CASES if n not in SLOW], CASES))
 def test_every_recipe_is_lowered_for_cuda(name, monkeypatch, teacher):  # noqa: F811
     # What a program is traced for, and which cuDNN there is, is asked of devices that are not here.
     monkeypatch.setattr(platform, "current", lambda: "gpu")

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.repeats import slow_unless
 from vit_jax import objectives
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
@@ -112,7 +113,7 @@ def started(case, workdir, **changes):
     return assembly, new, start_from(assembly, new)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_unless(["dino", "guest"], CASES))
 def test_what_an_objective_owns_continues_bit_by_bit(case, tmp_path):
     workdir, parts = saved(case, tmp_path / "run")
     assembly, _, state = started(case, workdir)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
@@ -24,7 +25,6 @@ MESHES = {
 ONE = dict(data=1, fsdp=1, tensor=1)
 # And with state that is sharded within two groups of devices alone, as within slices.
 COPIES = {name: 1 for name in MESHES} | {"two copies": 2, "eight copies": 8}
-IN_GATE = ("data", "mixed")
 
 
 def make_config(**overrides):
@@ -93,10 +93,8 @@ def assert_close(a, b, tolerance):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in IN_GATE else pytest.param(n, marks=pytest.mark.slow) for n in COPIES],
-)
+# The mixed one accumulates gradients too, below.
+@pytest.mark.parametrize("name", slow_unless(["data"], COPIES))
 def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name, request):
     if name == "data":
         first, state, metrics, step = request.getfixturevalue("on_eight_devices")
@@ -265,11 +263,16 @@ def test_frozen_layers_of_a_stack_stay_and_have_no_gradient(on_one_device):
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
-    _, state, metrics, _ = run(make_config(accumulate=4), dict(data=2, fsdp=2, tensor=1))
-    assert_close(jax.device_get(state.params), jax.device_get(on_one_device[1].params), 1e-5)
+    """And a mesh of all axes trains what one device does."""
+    first, state, metrics, step = run(make_config(accumulate=4), MESHES["mixed"])
+    expected_first, expected, expected_metrics, _ = on_one_device
+    assert_close(first, expected_first, 0)
+    assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
+    assert_close(jax.device_get(state.ema), jax.device_get(expected.ema), 1e-5)
     np.testing.assert_allclose(
-        [m["loss"] for m in metrics], [m["loss"] for m in on_one_device[2]], rtol=1e-5
+        [m["loss"] for m in metrics], [m["loss"] for m in expected_metrics], rtol=1e-5
     )
+    assert step._cache_size() == 1
 
 
 SHARP = {"optim.sam_rho": (0.05, 0.05), "optim.sam_alpha": 0.5}

@@ -17,8 +17,6 @@ from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOp
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry, resized
 
-NAME = "patch_sizes"
-
 
 @dataclasses.dataclass(frozen=True)
 class PatchSizesOptions(EvaluatorOptions):

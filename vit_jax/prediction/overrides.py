@@ -20,7 +20,6 @@ from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import crops, sources
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import leakage
-from vit_jax.evaluation.patch_sizes import NAME as PATCH_SIZES
 from vit_jax.interchange import loading
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.resized import config_at
@@ -128,7 +127,7 @@ def _fit(
     entries = config.eval.evaluators
     if patch and "eval.evaluators" not in changes:  # not each of the run's patch sizes
         names = [entry if isinstance(entry, str) else entry[0] for entry in entries]
-        entries = tuple(e for e, name in zip(entries, names, strict=True) if name != PATCH_SIZES)
+        entries = tuple(e for e, name in zip(entries, names, strict=True) if name != "patch_sizes")
         config = dataclasses.replace(
             config, eval=dataclasses.replace(config.eval, evaluators=entries)
         )
