@@ -6,7 +6,8 @@ vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
 vit_jax train --config=configs/dino.py:continue --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
     continues from released weights on your own images; continue and photos are those of dino_continue.py;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
-    digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75.
+    digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75; smoke,scenes learns
+    from scenes of digits, whose patches configs/dino_txt.py:smoke gives words.
 
 Then fine-tune it: vit_jax train --config=configs/finetune.py:imagenet2012 --config.init_from=DIR. What is
 evaluated, fine-tuned and converted is the teacher, as the authors do.
@@ -23,6 +24,7 @@ import digits
 import dino_continue
 
 from vit_jax import recipes
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 
 EPOCH = 1250  # steps
@@ -30,10 +32,15 @@ EPOCH = 1250  # steps
 
 def get_config(arg="continue"):
     models = ("continue", "photos", "smoke", "L/16", "B/16", "S/16")
-    (model,) = recipes.arguments(arg, model=models)
+    model, data = recipes.arguments(arg, model=models, data=("scenes",))
+    if data and model != "smoke":
+        raise ConfigError(f"config argument {arg!r}: {data} is of smoke alone")
     if model in ("continue", "photos"):
         return dino_continue.get_config(model)
-    return recipes.dinov2_on_digits(digits.get_config()) if model == "smoke" else paper(model)
+    if model != "smoke":
+        return paper(model)
+    config = recipes.dinov2_on_digits(digits.get_config())
+    return scenes(config) if data else config
 
 
 def paper(model):
@@ -47,4 +54,14 @@ def paper(model):
     config.optim.update(dict(lr=4e-3 * (2048 / 1024) ** 0.5, warmup=f"{10 * EPOCH} steps"))
     config.eval.update(dict(every=f"{10 * EPOCH} steps", evaluators=("knn",)))
     recipes.shard_by_size(config, model)
+    return config
+
+
+def scenes(config):
+    """Views of twice the size."""
+    config.data.update(dict(name="digit_scenes", image_size=32))
+    large, blurred, small = config.data.views
+    large, blurred = (view | {"crop_area": (0.5, 1.0)} for view in (large, blurred))
+    config.data.views = (large, blurred, small | {"image_size": 16, "crop_area": (0.15, 0.5)})
+    config.duration, config.eval.evaluators = "400 steps", ("loss",)
     return config

@@ -7,6 +7,8 @@ vit_jax train --config=configs/image_text.py:clip --workdir=DIR --config.data.pa
     the same towers with CLIP's text tower and loss
 vit_jax train --config=configs/image_text.py:lit --workdir=DIR --config.data.path=PAIRS --config.init_from=CHECKPOINT
     a text tower for an image tower of yours, which stays as it is and costs a forward pass alone
+vit_jax train --config=configs/image_text.py:dino_txt --workdir=DIR --config.data.path=PAIRS --config.init_from=RUN
+    text for a frozen DINO, whose patches become like words: the recipe of configs/dino_txt.py
 vit_jax train --config=configs/image_text.py:smoke --workdir=DIR
     small towers on coloured digits, some 64,000 pairs on two CPU cores
 
@@ -22,15 +24,16 @@ big_vision's siglip_lit_coco.
 """
 
 import digits
+import dino_txt
 
 from vit_jax import recipes
 from vit_jax.config import default_config
 
 
 def get_config(arg="B/16"):
-    (kind,) = recipes.arguments(arg, kind=("B/16", "clip", "lit", "smoke"))
-    if kind == "smoke":
-        return smoke()
+    (kind,) = recipes.arguments(arg, kind=("B/16", "clip", "lit", "dino_txt", "smoke"))
+    if kind in ("smoke", "dino_txt"):
+        return smoke() if kind == "smoke" else dino_txt.get_config()
     config = recipes.from_checkpoint() if kind == "lit" else default_config()
     config.objective.name, config.data.name = "image_text", "pairs"
     config.data.update(dict(image_size=224, train_crop="resize", eval_crop="resize"))
@@ -62,8 +65,7 @@ def smoke():
     config.batch_size, config.duration = 64, "1000 steps"
     config.eval.every = "250 steps"
     templates = ("{} in white", "a white {}")
-    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    options = {"data": {"name": "digits"}, "templates": templates, "names": names}
+    options = {"data": {"name": "digits"}, "templates": templates, "names": dino_txt.NAMES}
     zero_shot = ("zero_shot", options)
     config.eval.evaluators = ("retrieval", zero_shot)
     return config

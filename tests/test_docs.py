@@ -54,6 +54,9 @@ OTHERS = {
 # Of commands that cannot run here, only the flags are parsed.
 PARSED = {
     "zero_shot": "needs a run of images and texts; tests/objectives/test_image_text.py",
+    "word_maps": "needs a run of images and texts; tests/objectives/test_dino_txt.py",
+    "dino_txt.py": "needs a model with a class token; tests/objectives/test_dino_txt.py",
+    "('features',": "needs another model; tests/objectives/test_sum.py",
     "classify ": "trains; tests/studies/test_classify.py",
     "prepare cifar10": "downloads",
     "prepare oxford_iiit_pet": "downloads",

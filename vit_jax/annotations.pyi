@@ -42,11 +42,11 @@ class ModelSection(_Fields):
     heads: int | None
     'attention heads'
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean'] | None
-    'how tokens become one vector; token: the class token; token_mean: beside it the mean of the others (DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention; token: the class token (the other kinds have none)'
+    'how tokens become one vector; token: the class token; token_mean: beside it the mean of the others (DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention; token: the class token (the other kinds have none); token: the class tokens of model.summary, one after the other; the others read the patches'
     position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'none', 'sinusoid'] | None
     "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative, bias2d (BEiT): in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
     registers: int | None
-    'learned tokens without a position (default: 0)'
+    'learned tokens without a position'
     distilled: bool | None
     'a token whose head learns from a teacher (default: False)'
     representation: int | None
@@ -72,13 +72,13 @@ class ModelSection(_Fields):
     map_mlp_dim: int | None
     "hidden size of attention pooling's MLP; 0: as the blocks' (default: 0)"
     last_norm: Literal['tokens', 'pooled', 'none'] | None
-    "what the last norm norms: all tokens, or their one vector (pooled); none: there is none (default: 'tokens')"
+    'what the last norm norms: all tokens, or their one vector (pooled); none: there is none'
     weighted_layers: bool | None
     "the last norm reads a sum of all layers' outputs, its weights γ·softmax(s) learned, in place of the last one's (default: False)"
     distillation_head: bool | None
     'distilled: the second token has its head; else no head reads it (default: True)'
     patch_bias: bool | None
-    'bias of the patch embedding (none in CLIP) (default: True)'
+    'bias of the patch embedding (none in CLIP); bias of the patch embedding'
     patch_norm: bool | None
     'norm on the patches before their positions (AIMv2) (default: False)'
     pre_norm: bool | None
@@ -138,7 +138,7 @@ class ModelSection(_Fields):
     layer_scale_init: float | None
     'what these numbers begin as (1e-4 in ViT-5); what LayerScale begins as (1e-6 in S36 and M) (default: 1e-05)'
     token_merging: int | None
-    'patches that each block merges with those most like them (ToMe, 2210.09461): less work after training (default: 0)'
+    'patches that each block merges with those most like them (ToMe, 2210.09461): less work (default: 0)'
     drop_path_by: Literal['depth', 'constant'] | None
     "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in every block (DeiT III) (default: 'depth')"
     init: Literal['vit', 'deit'] | None
@@ -199,6 +199,14 @@ class ModelSection(_Fields):
     'after attention and MLP of the layers between the splits; t2t: after attention and MLP of the layers between the splits (default: 0.1)'
     class_depth: int | None
     'blocks in which the class token reads the patches (default: 2)'
+    class_tokens: int | None
+    'class tokens, one for each teacher of summaries (default: 3)'
+    summary: _Tuple
+    "which class tokens are the image's vector, from 0 (default: (0, 1))"
+    table_side: int | None
+    'rows and columns of the table of positions (default: 128)'
+    table_corners: bool | None
+    'the table is resized with its corners in place (C-RADIOv3-B and -H) (default: False)'
     feature_reuse: bool | None
     'MLPs see the features of the exit before (default: True)'
     feature_hidden: int | None
@@ -317,11 +325,17 @@ class ObjectiveSection(_Fields):
     drop: float | None
     'probability that an image does not learn from a teacher, save from that of its largest loss (default: 0.5)'
     tokenizer: str | None
-    "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8 (default: 'bytes')"
+    "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8; as of image_text, if that is a term; '': it is none"
     text: Literal['siglip', 'clip'] | None
     "the text tower: tokens that see all others, the last one read, or those before them, the end token read (default: 'siglip')"
     text_length: int | None
     'tokens of a text; longer ones are cut (default: 64)'
+    vocabulary: int | None
+    "rows of the table of tokens; 0: the tokenizer's (default: 0)"
+    text_end: int | None
+    "token at the end of a text; -1: the tokenizer's (default: -1)"
+    text_pad: int | None
+    "token after the end; -1: the tokenizer's (default: -1)"
     text_width: int | None
     'size of a token; 0: as of the image tower (default: 0)'
     text_depth: int | None
@@ -330,16 +344,16 @@ class ObjectiveSection(_Fields):
     'hidden size of the MLPs; 0: as of the image tower (default: 0)'
     text_heads: int | None
     'attention heads; 0: as of the image tower (default: 0)'
+    image_blocks: int | None
+    "blocks on the tokens of the image tower, which itself computes as in evaluation; an image's vector is then their class token beside the mean of their patches (dino.txt); 0: none (default: 0)"
+    image_drop_path: float | None
+    'stochastic depth of each of these blocks (default: 0.0)'
     embed: int | None
-    "size of both vectors, images projected too; 0: the image tower's width (default: 0)"
-    vocabulary: int | None
-    "rows of the table of tokens; 0: the tokenizer's (default: 0)"
-    text_end: int | None
-    "token at the end of a text; -1: the tokenizer's (default: -1)"
-    text_pad: int | None
-    "token after the end; -1: the tokenizer's (default: -1)"
+    "size of both vectors, images projected too; 0: the image tower's width, of image_blocks twice that (default: 0)"
     bias: float | None
     'added to them at the beginning (default: -10.0)'
+    terms: _Tuple
+    "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'})) (default: ())"
     head: Literal['eomt', 'linear', 'multilevel'] | None
     "what reads maps off the model: queries in its last blocks (EoMT), a linear layer, or several layers fused (default: 'eomt')"
     layers: _Tuple
@@ -862,6 +876,10 @@ class ModelOptions(TypedDict, total=False):
     token_bias: bool
     token_dropout: float
     class_depth: int
+    class_tokens: int
+    summary: tuple[Any, ...] | list[Any]
+    table_side: int
+    table_corners: bool
     feature_reuse: bool
     feature_hidden: int
     feature_width: int
@@ -958,5 +976,5 @@ class PushOptions(TypedDict, total=False):
     overwrite: bool
     dry_run: bool
 
-ModelName = Literal['ViT-mu/16', 'ViT-s/28', 'ViT-s/16', 'ViT-Ti/16', 'ViT-S/32', 'ViT-S/16', 'ViT-M/16', 'ViT-B/32', 'ViT-B/16', 'ViT-B/8', 'ViT-L/32', 'ViT-L/16', 'ViT-So400m/14', 'ViT-H/14', 'ViT-g/14', 'ViT-g-opt/16', 'ViT-G/14', 'ViT-G-opt/16', 'ViT-e/14', 'ViT-22B/14', 'DeiT-Ti/16', 'DeiT-S/16', 'DeiT-B/16', 'R+ViT-Ti/16', 'R26+ViT-S/32', 'R26+ViT-B/32', 'R50+ViT-B/32', 'R50+ViT-B/16', 'R50+ViT-L/32', 'R50+ViT-L/16', 'Mixer-S/32', 'Mixer-S/16', 'Mixer-B/32', 'Mixer-B/16', 'Mixer-L/32', 'Mixer-L/16', 'Mixer-H/14', 'BiT-R26x1', 'BiT-R50x1', 'BiT-R50x2', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x1', 'BiT-R152x2', 'BiT-R152x4', 'BiT-R200x3', 'ResNet-R26x1', 'ResNet-R50x1', 'ResNet-R50x2', 'ResNet-R101x1', 'ResNet-R152x1', 'ResNet-R152x2', 'DeepViT-16', 'DeepViT-24', 'DeepViT-32', 'DeepViT-S', 'DeepViT-L', 'LocalViT-T', 'LocalViT-T-SE4', 'LocalViT-S', 'CrossViT-Ti', 'CrossViT-S', 'CrossViT-B', 'CrossViT-9', 'CrossViT-15', 'CrossViT-18', 'CrossViT-9-dagger', 'CrossViT-15-dagger', 'CrossViT-18-dagger', 'T2T-ViT-7', 'T2T-ViT-10', 'T2T-ViT-12', 'T2T-ViT-14', 'T2T-ViT-19', 'T2T-ViT-24', 'T2T-ViT_t-14', 'T2T-ViT_t-19', 'T2T-ViT_t-24', 'CaiT-XXS24', 'CaiT-XXS36', 'CaiT-XS24', 'CaiT-S24', 'CaiT-S36', 'CaiT-M36', 'CaiT-M48', 'DVT-T2T-ViT-12', 'DVT-T2T-ViT-14', 'DVT-DeiT-S', 'FF-Ti/16', 'FF-B/16', 'FF-L/32', 'EfficientNet-B0', 'EfficientNet-B1', 'EfficientNet-B2', 'EfficientNet-B3', 'EfficientNet-B4', 'EfficientNet-B5', 'EfficientNet-B6', 'EfficientNet-B7', 'EfficientNet-L2', 'Axial-ViT-B/16', 'Axial-ViT-B/32', 'AxialResNet-50']
+ModelName = Literal['ViT-mu/16', 'ViT-s/28', 'ViT-s/16', 'ViT-Ti/16', 'ViT-S/32', 'ViT-S/16', 'ViT-M/16', 'ViT-B/32', 'ViT-B/16', 'ViT-B/8', 'ViT-L/32', 'ViT-L/16', 'ViT-So400m/14', 'ViT-H/14', 'ViT-g/14', 'ViT-g-opt/16', 'ViT-G/14', 'ViT-G-opt/16', 'ViT-e/14', 'ViT-22B/14', 'DeiT-Ti/16', 'DeiT-S/16', 'DeiT-B/16', 'R+ViT-Ti/16', 'R26+ViT-S/32', 'R26+ViT-B/32', 'R50+ViT-B/32', 'R50+ViT-B/16', 'R50+ViT-L/32', 'R50+ViT-L/16', 'Mixer-S/32', 'Mixer-S/16', 'Mixer-B/32', 'Mixer-B/16', 'Mixer-L/32', 'Mixer-L/16', 'Mixer-H/14', 'BiT-R26x1', 'BiT-R50x1', 'BiT-R50x2', 'BiT-R50x3', 'BiT-R101x1', 'BiT-R101x3', 'BiT-R152x1', 'BiT-R152x2', 'BiT-R152x4', 'BiT-R200x3', 'ResNet-R26x1', 'ResNet-R50x1', 'ResNet-R50x2', 'ResNet-R101x1', 'ResNet-R152x1', 'ResNet-R152x2', 'DeepViT-16', 'DeepViT-24', 'DeepViT-32', 'DeepViT-S', 'DeepViT-L', 'LocalViT-T', 'LocalViT-T-SE4', 'LocalViT-S', 'CrossViT-Ti', 'CrossViT-S', 'CrossViT-B', 'CrossViT-9', 'CrossViT-15', 'CrossViT-18', 'CrossViT-9-dagger', 'CrossViT-15-dagger', 'CrossViT-18-dagger', 'T2T-ViT-7', 'T2T-ViT-10', 'T2T-ViT-12', 'T2T-ViT-14', 'T2T-ViT-19', 'T2T-ViT-24', 'T2T-ViT_t-14', 'T2T-ViT_t-19', 'T2T-ViT_t-24', 'CaiT-XXS24', 'CaiT-XXS36', 'CaiT-XS24', 'CaiT-S24', 'CaiT-S36', 'CaiT-M36', 'CaiT-M48', 'C-RADIOv3-B/16', 'C-RADIOv3-L/16', 'C-RADIOv3-H/16', 'C-RADIOv3-g/16', 'C-RADIOv4-So400m/16', 'C-RADIOv4-H/16', 'DVT-T2T-ViT-12', 'DVT-T2T-ViT-14', 'DVT-DeiT-S', 'FF-Ti/16', 'FF-B/16', 'FF-L/32', 'EfficientNet-B0', 'EfficientNet-B1', 'EfficientNet-B2', 'EfficientNet-B3', 'EfficientNet-B4', 'EfficientNet-B5', 'EfficientNet-B6', 'EfficientNet-B7', 'EfficientNet-L2', 'Axial-ViT-B/16', 'Axial-ViT-B/32', 'AxialResNet-50']
 CheckpointFormat = Literal['orbax', 'peft', 'official', 'big_vision', 'huggingface', 'authors', 'timm']

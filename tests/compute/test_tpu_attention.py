@@ -92,6 +92,7 @@ def test_queries_of_several_programs_are_those_of_the_formula(tokens, monkeypatc
         ("TPU v4", 201, 32, 128, (8, 201)),
         ("TPU v4", 1370, 12, 64, (2, 384)),
         ("TPU v4", 1370, 16, 104, None),
+        ("TPU v5", 1370, 16, 104, (16, 128)),  # keys buffered once
         ("TPU v3", 197, 12, 64, None),
     ],
 )  # fmt: skip

@@ -209,3 +209,16 @@ def test_digits_have_captions_that_say_colour_and_digit():
     source = sources.open_source(Data(name="digit_pairs"), "train[6:12]+test[:6]")
     assert len(source) == 12 and source[1].label == ("one in red", "a red one")
     assert cv2.cvtColor(source[2].image, cv2.COLOR_RGB2HSV)[..., 1].max() > 100
+
+
+def test_scenes_have_captions_that_name_their_digits_and_some_are_empty():
+    pairs = sources.open_source(Data(name="digit_scene_pairs"), "train[:4]+test[:11]")
+    things = sources.open_source(Data(name="digit_things"), "train[:4]+test[:11]")
+    empty = [index for index in range(15) if pairs[index].label == ("nothing",)]
+    assert empty == [0, 4, 14] and not pairs[4].image.any()
+    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    for index in set(range(15)) - set(empty):
+        label_map = things[index].label
+        digits = sorted((value & 255) - 1 for value in np.unique(label_map) if value)
+        assert pairs.captions(index) == (" and ".join(names[digit] for digit in digits),)
+        assert np.array_equal(pairs[index].image, things[index].image)

@@ -401,10 +401,10 @@ assert "tensorflow" not in sys.modules
 def test_every_registered_source_is_tested():
     """'prepared' in preparation/test_prepare.py, 'tar' and 'mixture' in test_tar.py and
     test_mixture.py, 'masks' and 'digit_scenes' in test_masks.py, 'digit_things' in
-    test_segments.py, 'pairs' and 'digit_pairs' in test_pairs.py, 'objectnet' in
+    test_segments.py, 'pairs', 'digit_pairs' and 'digit_scene_pairs' in test_pairs.py, 'objectnet' in
     tests/evaluation/test_objectnet.py; the others here.
     """
     assert set(OPENERS) == {
         "digits", "digits_few", "folder", "prepared", "tar", "mixture", "objectnet",
-        "masks", "digit_scenes", "digit_things", "pairs", "digit_pairs",
+        "masks", "digit_scenes", "digit_things", "pairs", "digit_pairs", "digit_scene_pairs",
     }  # fmt: skip

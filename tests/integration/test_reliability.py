@@ -157,6 +157,23 @@ RECIPES = {
         ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
     ),
     "image_text": (("",), (), "params_objective"),
+    "image_text on a frozen tower": (
+        ("",),
+        (
+            "--config.objective.image_blocks=1", "--config.objective.image_drop_path=0.3",
+            "--config.model.pool=token", "--config.optim.freeze=('(?!objective/).*',)",
+        ),
+        "params_objective",
+    ),
+    "sum": (("",), (), "params_objective"),
+    "sum of two on one pass": (
+        ("",),
+        (
+            "--config.objective.terms=(('image_text',{{'text_depth':1}}),('features',{{'teachers':('{teacher}',),"
+            "'hidden':8}}),('masked_patches',{{'start':'20 steps'}}))",
+        ),
+        "objective_variables",
+    ),
     "gsam": (("",), (), "params"),
     # The number of images varies by step.
     "naflex": (

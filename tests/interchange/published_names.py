@@ -23,7 +23,7 @@ CLASSES = {
     "Eva": r".*",
     "Beit": r".*",
     "Cait": r".*",
-    "NaFlexVit": r"naflexvit_\w+_(gap|map|siglip)",
+    "NaFlexVit": r"naflexvit_\w+_(gap|map|siglip|radio_v\d)",
     "CrossVit": r".*",
     "MlpMixer": r"mixer_.*",
     "ResNetV2": r".*_bit",

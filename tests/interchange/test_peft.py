@@ -66,9 +66,8 @@ def with_adapters(base: str, path) -> str:
     unmerged = formats.Unmerged(trained["adapters"], tuple(heads), base)
     checkpoint = dataclasses.replace(checkpoint, params=whole, adapters=unmerged, layout={})
     formats.write_checkpoint(checkpoint, path, "peft")
-    formats.write_checkpoint(
-        dataclasses.replace(checkpoint, adapters=None), f"{path}_merged", "huggingface"
-    )
+    merged = dataclasses.replace(checkpoint, adapters=None)
+    formats.write_checkpoint(merged, f"{path}_merged", "orbax")
     return str(path)
 
 

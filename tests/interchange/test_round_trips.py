@@ -78,10 +78,10 @@ OF_TIMM = {
     "BEiT of timm": ("beit_base_patch16_224", {}),
     "SigLIP of timm": ("vit_base_patch16_siglip_224", {}),
 }
-# A run from these has no new files of transformers; that of some others is for another class of the same network, whose
-# modules peft would not find.
+# A run from these has no new files of transformers; that of some others is for another class of the same network, and
+# its adapters have the modules of their base.
 NOT_NEW = [("AIMv2", size) for size in SIZES] + [("I-JEPA", "not square")]
-OTHER_MODULES = ("data2vec", "I-JEPA", "TIPSv2", "AIMv2")
+AS_BASE = ("data2vec", "I-JEPA", "TIPSv2", "AIMv2")
 # The others share their code with one of these.
 QUICK = ("ViT", "DINOv2", "MAE", "SigLIP", "BEiT", "CLIP with a head", "registers of timm")
 
@@ -245,6 +245,8 @@ def test_what_is_written_at_any_size_is_read_by_its_library(
     for name in ("config.json", "model.safetensors"):
         if kind != "MAE":  # which is pushed without its decoder
             assert hub.repositories["me/model"][name] == (tmp_path / "saved" / name).read_bytes()
+    if kind in OF_TRANSFORMERS:
+        check_adapters(tmp_path / "saved", tmp_path / "peft", kind, x)
     # A run that was trained from the source: a new file, whose names are not those of the source's.
     run.save(tmp_path / "run")
     trained = dataclasses.replace(formats.read_checkpoint(tmp_path / "run"), layout={})
@@ -254,5 +256,17 @@ def test_what_is_written_at_any_size_is_read_by_its_library(
         return
     formats.write_checkpoint(trained, tmp_path / "converted", format)
     check(tmp_path / "converted", kind, run.model, x)
-    if kind in OF_TRANSFORMERS and kind not in OTHER_MODULES:
-        check_adapters(tmp_path / "saved", tmp_path / "peft", kind, x)
+
+
+@pytest.mark.parametrize("kind", AS_BASE)
+def test_adapters_are_for_the_modules_of_their_base(sources, tmp_path, kind):
+    """Of a network that a new file of transformers is not of."""
+    base = sources(kind)
+    check_adapters(base, tmp_path / "peft", kind, pixels(12))
+    checkpoint = formats.read_checkpoint(base)
+    other = {"pool": "first"} if checkpoint.model_config.num_classes else {"num_classes": 3}
+    changed = dataclasses.replace(checkpoint.model_config, **other)
+    unmerged = formats.Unmerged({}, ("head/kernel",), str(base))
+    checkpoint = dataclasses.replace(checkpoint, model_config=changed, adapters=unmerged)
+    with pytest.raises(CheckpointError, match="pool='mean', and|no classifier.*--to=orbax"):
+        formats.write_checkpoint(checkpoint, tmp_path / "refused", "peft")

@@ -25,6 +25,7 @@ PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 # By pattern: the other network that it belongs to, '' for the model's own, 'compared' where the model computes it.
 LEFT_OUT = {
+    r".*\.video_embedder\.weight": "the part for films",
     "mask_token": "",
     r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?": "MAE's decoder",
     r"decoder\..*": "a decoder",

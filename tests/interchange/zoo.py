@@ -1,5 +1,5 @@
-"""Every published name of timm's models of the families that are here: built by timm with random weights,
-saved as timm does, read here, and computed by both.
+"""Every published name of timm's models of the families that are here, and every architecture without weights: built by
+timm with random weights, saved as timm does, read here, and computed by both.
 
     python -m tests.interchange.zoo [PATTERN] [--results=FILE]
 
@@ -37,7 +37,7 @@ FAMILIES = (
     ("BEiT, BEiT v2", r"beit(v2)?_.*"),
     ("BEiT-3", r"beit3_.*"),
     ("AIMv2", r"aimv2_.*"),
-    ("RADIO, InternViT", r".*radio.*|.*intern300m.*"),
+    ("C-RADIO, InternViT", r".*radio.*|.*intern300m.*"),
     ("Perception Encoder", r"vit_pe_.*"),
     ("Sapiens 2", r".*sapiens2.*"),
     ("RoPE-ViT", r".*rope.*naver.*"),
@@ -147,7 +147,7 @@ def fewer_layers(kind: str, arguments: dict) -> dict:
     heads = arguments.get("num_kv_heads")
     if isinstance(heads, list | tuple):
         # Of its kinds of layers one each.
-        heads = [heads[0], heads[len(heads) // 2]][: fewer["depth"]]
+        heads = [heads[len(heads) // 2], heads[0]][: fewer["depth"]]
     if heads:
         fewer["num_kv_heads"] = heads
     return fewer
@@ -165,10 +165,10 @@ def check(name: str) -> tuple[str, float | str]:
             checkpoint = formats.read_checkpoint(path)
         except UserError as error:
             return "refused", str(error).replace(str(path), "it")
-        expected = known.tags[tag]
-        if known.kind == "NaFlexVit":  # which has no size: here that of its table
+        expected = known.tags.get(tag)
+        if expected and known.kind == "NaFlexVit":  # which has no size: here that of its table
             expected = published.at_size(expected, checkpoint.model_config.image_size, name)
-        if checkpoint.preprocessing != expected:
+        if expected and checkpoint.preprocessing != expected:
             return "different", f"{checkpoint.preprocessing}, not {expected}"
         found = difference(model, checkpoint)
     return ("read" if found <= BOUND else "different"), found
@@ -180,7 +180,7 @@ def alike(names: list[str]) -> dict[str, list[str]]:
     for name in names:
         architecture, _, tag = name.partition(".")
         known = published.architectures()[architecture]
-        size = known.tags[tag].image_size
+        size = known.tags[tag].image_size if tag in known.tags else None
         own = known.arguments or architecture
         groups[json.dumps([known.kind, own, size], sort_keys=True)].append(name)
     return {group[0]: group for group in groups.values()}
@@ -189,7 +189,8 @@ def alike(names: list[str]) -> dict[str, list[str]]:
 def sweep(pattern: str, results: pathlib.Path | None) -> dict[str, tuple[str, float | str]]:
     """What became of each name that matches."""
     found = json.loads(results.read_text()) if results and results.exists() else {}
-    names = [name for name in published.names() if re.search(pattern, name)]
+    without = [name for name, known in published.architectures().items() if not known.tags]
+    names = [name for name in (*published.names(), *without) if re.search(pattern, name)]
     for first, group in alike(names).items():
         if any(name not in found for name in group):
             outcome = found.get(first) or check(first)

@@ -92,6 +92,13 @@ TINY = {
         49 * 16 + 6 * 16 + 16 + 4 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16 + 2 * 16) + 2 * 2 * (2 * 2 + 2)
         + 32 + 17 * 5,
     ),
+    "radio": (
+        "C-RADIOv4-H/16",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2, table_side=4,
+             registers=0),
+        # patches without a bias, the table of positions, three class tokens, blocks, a head of two class tokens
+        48 * 16 + 16 * 16 + 3 * 16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 33 * 5,
+    ),
     "dynamic_vit": (
         "DVT-DeiT-S",
         dict(image_size=(8, 12), grids=((2, 3), (4, 6)), depth=2, width=16, mlp_dim=32, heads=2,
@@ -134,8 +141,8 @@ TINY = {
         + 2 * (2 * (64 * 128 + 256 + 128) + 16 * 9 + 16 * 17),
     ),
 }  # fmt: skip
-# Features that come from other tokens than those of the output: those of a CrossViT's other branch.
-BESIDE = {"crossvit": 8}
+# Features beside those of one token of the output: of a CrossViT's other branch, of a C-RADIO's second class token.
+BESIDE = {"crossvit": 8, "radio": 16}
 FAMILIES = list(registry.FAMILIES)
 # How it is compiled matters where layers are put together: in stacks, beside stacks, with statistics.
 QUICK = ("vit", "resnet", "t2t", "efficientnet", "dynamic_vit")

@@ -1,15 +1,21 @@
-"""Token merging against loops in NumPy that follow the paper (arXiv 2210.09461 §3)."""
+"""Token merging against loops in NumPy that follow the paper (arXiv 2210.09461 §3), and gradients against PyTorch's."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from tests import lazily
+from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
 from vit_jax.models.zoo import merging
 
+torch = lazily.Package("torch")
 SMALL = dict(image_size=(12, 20), remat="none", registers=1)
 
 
@@ -76,6 +82,84 @@ def test_equal_patches_are_merged_without_a_trace(kit):
     for name, layer in (("blocks", 0), ("attention", 0), ("attention", 1)):
         arrays = [output.intermediates[name][layer] for output in (found, plain)]
         np.testing.assert_allclose(*arrays, atol=1e-5)
+
+
+def of_pytorch(config, params, x):
+    """The logits as the authors' code has them (bipartite_soft_matching, merge_wavg, proportional attention), of
+    PyTorch's tensors, so that it has its own derivatives; of a ViT with mean pooling.
+    """
+    d, c, p = config.width, config.width // config.heads, config.patch
+    rows, columns = config.grid
+
+    def norm(x, w):
+        return torch.nn.functional.layer_norm(x, (d,), w["scale"], w["bias"], config.epsilon)
+
+    cut = x.reshape(len(x), rows, p, columns, p, 3).permute(0, 1, 3, 2, 4, 5)
+    x = cut.reshape(len(x), rows * columns, -1) @ params["embedding"]["kernel"].reshape(-1, d)
+    x = x + params["embedding"]["bias"] + params["position"]
+    size = torch.ones(*x.shape[:2], 1, dtype=x.dtype)
+    for number, r in enumerate(merging.counts(config)):
+        w = jax.tree.map(lambda leaf, i=number: leaf[i], params["encoder"]["layers"])
+        qkv = torch.einsum(
+            "bnd,dihc->bnihc", norm(x, w["attention_norm"]), w["attention"]["qkv"]["kernel"]
+        )
+        q, k, v = (qkv + w["attention"]["qkv"]["bias"]).permute(2, 0, 3, 1, 4)
+        logits = q @ k.transpose(-2, -1) * c**-0.5
+        logits = logits + size.log()[:, None, None, :, 0] if number else logits
+        out = (logits.softmax(-1) @ v).transpose(1, 2)
+        x = (
+            x
+            + torch.einsum("bnhc,hcd->bnd", out, w["attention"]["out"]["kernel"])
+            + w["attention"]["out"]["bias"]
+        )
+        with torch.no_grad():
+            metric = k.mean(1) / k.mean(1).norm(dim=-1, keepdim=True)
+            scores = metric[:, 1::2] @ metric[:, ::2].transpose(-1, -2)
+            best, to = scores.max(-1)
+            order = best.argsort(dim=-1, descending=True)[..., None]
+            going, staying = order[:, :r], order[:, r:].sort(dim=1)[0]  # in their places
+            to = to[..., None].gather(1, going)
+
+        def merged(y, going=going, staying=staying, to=to):
+            half, other = y[:, 1::2], y[:, ::2]
+            wide = lambda index: index.expand(-1, -1, y.shape[-1])  # noqa: E731
+            stays, goes = half.gather(1, wide(staying)), half.gather(1, wide(going))
+            return torch.cat([stays, other.scatter_add(1, wide(to), goes)], 1)
+
+        x, size = merged(x * size), merged(size)
+        x = x / size
+        y = torch.nn.functional.gelu(
+            norm(x, w["mlp_norm"]) @ w["mlp"]["up"]["kernel"] + w["mlp"]["up"]["bias"],
+            approximate="tanh",
+        )
+        x = x + y @ w["mlp"]["down"]["kernel"] + w["mlp"]["down"]["bias"]
+    x = norm(x, params["encoder"]["norm"])
+    pooled = (x * size).sum(1) / size.sum(1)  # the mean over patches, each of which has its token
+    return pooled @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+def test_gradients_are_those_of_the_authors_formula(kit):
+    """With what the backward pass stores and without; of a grid that is not square."""
+    config = kit.config(image_size=(12, 20), remat="none", pool="mean", token_merging=3)
+    params, x = kit.parameters(config), images(config)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    @jax.value_and_grad
+    def ours(params, config):
+        return (nnx.merge(registry.abstract(config)[0], params)(x).logits ** 2).sum()
+
+    leaves = jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf), requires_grad=True), params)
+    loss = (of_pytorch(config, leaves, torch.tensor(x)) ** 2).sum()
+    loss.backward()
+    expected = jax.tree.map(lambda leaf: leaf.grad.numpy(), leaves)
+    for remat in ("none", "save_products"):
+        value, gradients = ours(params, dataclasses.replace(config, remat=remat))
+        np.testing.assert_allclose(value, loss.item(), rtol=1e-5)
+        for name, gradient in patterns.named(gradients).items():
+            wanted = patterns.named(expected)[name]
+            np.testing.assert_allclose(
+                gradient, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max(), err_msg=name
+            )
 
 
 def test_fewer_tokens_are_fewer_operations():

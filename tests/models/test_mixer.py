@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
+from vit_jax.interchange import listing
 from vit_jax.models import registry
 from vit_jax.models.zoo import mixer
 
@@ -58,6 +59,24 @@ def test_parameters_are_as_many_as_the_published_dimensions_give(name):
 @pytest.mark.parametrize("name", GIGA_PRODUCTS)
 def test_operations_are_those_of_published_models(name):
     assert registry.model_config(name).flops() / 2e9 == pytest.approx(GIGA_PRODUCTS[name], abs=0.03)
+
+
+def test_cost_is_linear_in_the_patches_and_all_layers_are_alike():
+    """Figures of the page of models."""
+    rows = {
+        name: [
+            listing.model_rows(pixels, [name], parameters=False)[0] for pixels in (224, 448, 896)
+        ]
+        for name in ("Mixer-B/16", "ViT-B/16")
+    }
+    gflops = {name: [round(row["gflops"], 1) for row in of] for name, of in rows.items()}
+    assert gflops == {"Mixer-B/16": [25.2, 100.8, 403.2], "ViT-B/16": [35.1, 157.0, 899.4]}
+    page = mixer.__doc__.replace("\n", " ")
+    for name, numbers in gflops.items():
+        assert re.search(rf"{name}( takes)? {numbers[0]}, {numbers[1]} and {numbers[2]}", page)
+    config = registry.model_config("Mixer-B/16")
+    layers = patterns.named(registry.abstract(config)[1]["layers"])
+    assert layers and all(leaf.shape[0] == config.depth for leaf in layers.values())
 
 
 def test_operations_are_those_of_the_compiled_program(kit):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.evaluation import retrieval, zero_shot
+from vit_jax.evaluation import retrieval, words
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.interchange.loading import load_run
 from vit_jax.recipes.user_files import load_config
@@ -78,10 +78,9 @@ def test_recall_counts_the_nearest_right_one():
 
 def test_prompts_are_canonical_and_wordnet_ids_have_names():
     assert (
-        zero_shot.prompt("Great_White-Shark", "A photo of the {}!")
-        == "a photo of the great whiteshark"
+        words.prompt("Great_White-Shark", "A photo of the {}!") == "a photo of the great whiteshark"
     )
-    assert zero_shot.names_of(["n01440764"]) == ["tench"] and zero_shot.names_of(["a"]) == ["a"]
+    assert words.names_of(["n01440764"]) == ["tench"] and words.names_of(["a"]) == ["a"]
 
 
 def test_one_pair_has_nothing_to_compare_with():

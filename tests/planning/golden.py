@@ -80,6 +80,8 @@ CASES = {
     "vit_s16_i1k-v6e": Case("vit_s16_i1k.py", "v6e:2x4"),
     "vit_i21k-L16-v6e": Case("vit_i21k.py:L/16", "v6e:8x8"),
     "vit_jft-H14-v6e": Case("vit_jft.py:H/14", "v6e:16x16"),
+    "vit_s16_i1k-tpu7x": Case("vit_s16_i1k.py", "tpu7x:2x2x1"),
+    "scaling_vit-B16-tpu7x": Case("scaling_vit.py:B/16", "tpu7x:2x4x4"),
     "finetune-H14-518": Case("finetune.py:imagenet2012", "v5e:4x4", changes=_H14_518),
     "finetune-H14-518-v6e": Case("finetune.py:imagenet2012", "v6e:4x4", changes=_H14_518),
     "finetune-G14-518": Case("finetune.py:imagenet2012", "v5p:4x4x4", changes=(*_H14_518, ("model.name", "ViT-G/14"))),

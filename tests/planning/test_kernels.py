@@ -77,6 +77,36 @@ def test_bundles_of_kernels_are_counted_by_grid_and_turns(compiled):
     assert more == sum(row["times"] * row["cycles"] for row in rows)
 
 
+def test_two_cores_divide_the_longest_parallel_axis_of_a_grid():
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def copy(*semantics):
+        return pl.pallas_call(
+            lambda x_ref, out_ref: None,
+            grid=(5, 4),
+            in_specs=[pl.BlockSpec((1, 128), lambda i, j: (i, j))],
+            out_specs=pl.BlockSpec((1, 128), lambda i, j: (i, j)),
+            out_shape=jax.ShapeDtypeStruct((5, 512), "float32"),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
+            name="_".join(semantics),
+        )
+
+    x = jax.ShapeDtypeStruct((3, 5, 512), "float32")
+    programs = {
+        ("parallel", "parallel"): 10,
+        ("parallel", "arbitrary"): 12,
+        ("arbitrary", "arbitrary"): 20,
+    }
+    for semantics, count in programs.items():
+        jaxpr = jax.make_jaxpr(copy(*semantics))(jax.ShapeDtypeStruct((5, 512), "float32"))
+        assert kernels.grids(jaxpr, cores=2) == {"_".join(semantics): count}
+        assert kernels.grids(jaxpr) == {"_".join(semantics): 20}
+    # An axis of vmap is parallel: 2 of 3 images, 20 programs each.
+    jaxpr = jax.make_jaxpr(jax.vmap(copy("arbitrary", "arbitrary")))(x)
+    assert kernels.grids(jaxpr, cores=2) == {"arbitrary_arbitrary": 40}
+
+
 def test_products_of_kernels_are_counted_on_all_devices(compiled):
     traced, _ = compiled
     product = 2 * 16 * 16 * WIDTH

@@ -1,5 +1,6 @@
 """The command `predict`: classes, features or maps of images. It imports what it needs when it runs."""
 
+import functools
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -15,8 +16,8 @@ FLAGS = flags.FLAGS
 
 def predict() -> None:
     """Classify images, or write their features or masks: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
-    [--model=OPTION=VALUE …].
+    [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER [--words=A,B,C]] [--budget=GFLOPS]
+    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
     are set. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
@@ -24,7 +25,8 @@ def predict() -> None:
     One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
     nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11
     adds the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays
-    and maps.json to the folder --out. With --budget or --threshold images leave a model with exits early.
+    and maps.json to the folder --out; one of images and texts does so of --words. With --budget or --threshold images
+    leave a model with exits early.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
@@ -45,6 +47,11 @@ def predict() -> None:
         None,
         "features: the file, FILE.npz or FILE.parquet; a model that segments: the folder of masks",
     )
+    flags.DEFINE_string(
+        "words",
+        None,
+        "masks of what these words say, separated by commas, by a model of images and texts",
+    )
     flags.DEFINE_enum(
         "windows",
         None,
@@ -55,6 +62,8 @@ def predict() -> None:
     cli.require(checkpoint="DIR")
     if FLAGS.csv and FLAGS.json:
         raise flags.Error("pass --csv or --json, not both")
+    if FLAGS.words is not None and (FLAGS.features or not FLAGS.out):
+        raise flags.Error("--words is for masks: pass --out=FOLDER, without --features")
     if _features_are_wanted():
         _write_features(images, settings)
         return
@@ -112,18 +121,25 @@ def _load(settings: list[tuple[str, str]]) -> "TrainedModel":
 
 
 def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
-    """`predict` of a model that segments."""
+    """`predict` of a model that segments, or with --words."""
     if FLAGS.csv or FLAGS.picture or cli.thresholds() or FLAGS.native_tokens:
         raise flags.Error(
             "pass --out without --csv, --picture, --budget, --threshold and --native_tokens"
         )
     from vit_jax.prediction.images import check_all_read, find_images
-    from vit_jax.prediction.maps import write_maps
+    from vit_jax.prediction.maps import Segmenter, write_maps
 
+    if FLAGS.words is None:
+        make = Segmenter
+    else:
+        from vit_jax.prediction.words import WordSegmenter, check_words
+
+        words = [word.strip() for word in FLAGS.words.split(",")]
+        check_words(words)
+        make = functools.partial(WordSegmenter, words=words)
     files = find_images(images)
-    result = write_maps(
-        _load(settings), files, FLAGS.out, batch_size=FLAGS.batch_size, windows=FLAGS.windows
-    )
+    segmenter = make(_load(settings), windows=FLAGS.windows)
+    result = write_maps(segmenter, files, FLAGS.out, batch_size=FLAGS.batch_size)
     cli.print_result(result, f"masks of {result['images']} images: {FLAGS.out}")
     check_all_read(result["images"], result["unreadable"])
 

@@ -3,6 +3,7 @@ of an image and some of its queries each, and what they see of the arrays.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -20,8 +21,8 @@ MOST_OF_WIDE_ROWS = 2304
 # most.
 UNROLLED = 16 * 288**2
 MOST_UNROLLED = 2 * 1408**2
-# Fast memory that a program may take, in bytes: TPU v4 has 16 MiB, v5e and v6e 128, later ones at
-# least 64; v2 and v3 do not multiply bfloat16.
+# Fast memory that a program may take, in bytes: of a core TPU v4 has 16 MiB, v5e and v6e 128, v5p and later ones
+# 64; v2 and v3 do not multiply bfloat16.
 DEFAULT_MEMORY = 48 * 2**20
 MEMORY = {
     "TPU v2": 0,
@@ -46,8 +47,11 @@ class Grid:
         heads = self.width // size
         self.heads, self.queries = program_shape(self.tokens, heads, size, self.dtype)
         self.groups, self.blocks = heads // self.heads, -(-self.tokens // self.queries)
+        of_program = self.tokens, self.queries, self.heads * size, self.dtype
+        needed = _needed(*of_program)
+        self.buffers_of_keys = 2 if needed <= _memory() else 1
         # XLA keeps other arrays in what is left.
-        needed = _needed(self.tokens, self.queries, self.heads * size, self.dtype)
+        needed = _needed(*of_program, self.buffers_of_keys)
         self.memory = max(needed, min(_memory(), DEFAULT_MEMORY))
         self.block = pl.BlockSpec
 
@@ -59,9 +63,14 @@ class Grid:
 
     def of_keys(self):
         """(B, N, H·C): keys, values and their gradients, all tokens."""
+        from jax.experimental import pallas as pl
+
         shape = (self.images, self.tokens, self.width)
         block = (None, self.tokens, self.width // self.groups)
-        return jax.ShapeDtypeStruct(shape, self.dtype), self.block(block, lambda i, g, b: (i, 0, g))
+        once = {} if self.buffers_of_keys == 2 else {"pipeline_mode": pl.Buffered(1)}
+        return jax.ShapeDtypeStruct(shape, self.dtype), self.block(
+            block, lambda i, g, b: (i, 0, g), **once
+        )
 
     def packed(self):
         """(B, N, 3·H·C), in one group."""
@@ -140,12 +149,15 @@ def program_shape(
     if tokens > MOST_OF_WIDE_ROWS:
         counts = [n for n in counts if n * size <= LANES]
     little = [n for n in counts if n * tokens**2 <= UNROLLED]
-    for count in [*reversed(little), *(n for n in counts if n not in little)]:
-        for queries in _lengths(tokens):
-            code = count * tokens * queries
-            needed = _needed(tokens, queries, count * size, dtype)
-            if needed <= _memory() and (code <= MOST_UNROLLED or queries <= LANES):
-                return count, queries
+    counts = [*reversed(little), *(n for n in counts if n not in little)]
+    # Where blocks of queries share the keys, these may be buffered once.
+    for buffers, count, queries in itertools.product((2, 1), counts, _lengths(tokens)):
+        if buffers == 1 and queries == tokens:
+            continue
+        code = count * tokens * queries
+        needed = _needed(tokens, queries, count * size, dtype, buffers)
+        if needed <= _memory() and (code <= MOST_UNROLLED or queries <= LANES):
+            return count, queries
     return None
 
 
@@ -156,13 +168,20 @@ def _lengths(tokens: int) -> Iterator[int]:
         yield math.ceil(tokens / count / LANES) * LANES
 
 
-def _needed(tokens: int, queries: int, channels: int, dtype: jax.typing.DTypeLike) -> int:
+def _needed(
+    tokens: int,
+    queries: int,
+    channels: int,
+    dtype: jax.typing.DTypeLike,
+    buffers_of_keys: int = 2,
+) -> int:
     """Bytes of fast memory of a program of the backward pass: four blocks of queries and four of keys,
-    twice each since the next program's arrive meanwhile; four of them in float32; logits and
+    twice each since the next program's arrive meanwhile, or of keys once; four of them in float32; logits and
     gradients of logits.
     """
     rows, columns, channels = (-(-n // LANES) * LANES for n in (tokens, queries, channels))
-    blocks = (rows + columns) * channels * (8 * jnp.dtype(dtype).itemsize + 8)
+    size = jnp.dtype(dtype).itemsize
+    blocks = channels * (columns * (4 * 2 * size + 8) + rows * (4 * buffers_of_keys * size + 8))
     return blocks + 16 * rows * columns
 
 

@@ -119,6 +119,8 @@ def for_run(config: Any, options: Any) -> Any:
         not go with captions.
     """
     data, name = config.data, f"the objective {config.objective.name!r}"
+    if not options.tokenizer:  # of a sum without a term that learns from captions
+        return config
     if config.accumulate != 1:
         raise ConfigError(
             f"config.accumulate = {config.accumulate}: {name} compares all pairs of a batch, and parts of it would be "

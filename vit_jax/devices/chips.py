@@ -109,6 +109,11 @@ class Tpu:
         """FLOP/s of a chip."""
         return PEAK_BFLOAT16[self.device_kind] * self.devices_per_chip
 
+    @property
+    def cores(self) -> int:
+        """Of a device, which divide the programs of a kernel among them."""
+        return 2 if self.device_kind in ("TPU v4", "TPU v5") else 1
+
     def shapes(self) -> list[str]:
         """Every slice on offer, smallest first."""
         if not self.max_chips:

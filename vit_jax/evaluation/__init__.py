@@ -32,6 +32,7 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
         "imagenet_c": "vit_jax.evaluation.corruptions:Corruptions",
         "retrieval": "vit_jax.evaluation.retrieval:Retrieval",
         "zero_shot": "vit_jax.evaluation.zero_shot:ZeroShot",
+        "word_maps": "vit_jax.evaluation.word_maps:WordMaps",
         "segmentation": "vit_jax.evaluation.segmentation:Segmentation",
     }
 )

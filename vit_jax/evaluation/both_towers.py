@@ -4,7 +4,7 @@ in common.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,36 +46,77 @@ class ImageVectors(NamedTuple):
     labels: np.ndarray
 
 
+class TextProgram:
+    """The text tower of a model, compiled once."""
+
+    def __init__(self, networks: Networks | None, judged: str):
+        """
+        Args:
+          networks: those of the model.
+          judged: what the objective is called, for messages.
+
+        Raises:
+          ConfigError: the model has no text tower, or the tokenizer is another.
+        """
+        objective, _ = (networks and text_term(networks, None)) or (None, None)
+        if objective is None:
+            raise ConfigError(
+                "texts are compared with images by models that were trained with config.objective.name='image_text', "
+                f"or with a sum of it, and this is {judged!r}"
+            )
+        options = objective.options
+        check_vocabulary(options, open_tokenizer(options.tokenizer))
+        self.rows, self._networks, self._compiled = TextRows(options), networks, None
+
+    def __call__(
+        self, texts: Sequence[str], own: Weights, mesh: Mesh, size: int, watch: Watch = iter
+    ) -> np.ndarray:
+        """Of texts, (n, E) float32 of length 1.
+
+        Args:
+          own: what the objective owns.
+          size: texts at a time, on all devices of the mesh.
+        """
+        cut = meshes.batch_sharding(mesh)
+        if self._compiled is None:
+            self._compiled = jax.jit(self._vectors, out_shardings=cut)
+        rows = loader.local_rows(cut, size, "the evaluation batch size")
+
+        def batches() -> Iterator[tuple[jax.Array]]:
+            for first in watch(range(0, len(texts), size)):
+                some = [texts[i] if i < len(texts) else "" for i in first + rows]
+                tokens = np.stack([self.rows.encode(text) for text in some])
+                tokens = jax.make_array_from_process_local_data(cut, tokens)
+                yield (self._compiled(own, tokens),)
+
+        (vectors,) = on_host(batches(), mesh)
+        return vectors[: len(texts)]
+
+    def _vectors(self, own: Weights, tokens: jax.Array) -> jax.Array:
+        objective, modules = text_term(self._networks.for_devices(), own)
+        return objective.text_vectors(modules, tokens)
+
+
 class TwoTowerEvaluator(Evaluator):
     """Base of evaluators of images and texts."""
 
     def __init__(self, options: EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)
-        networks = context.networks
-        if networks is None or not hasattr(networks.objective, "text_vectors"):
-            raise ConfigError(
-                "config.eval.evaluators: 'retrieval' and 'zero_shot' judge models that were trained with "
-                f"config.objective.name='image_text', and this is {context.config.objective.name!r}"
-            )
+        self._text_program = TextProgram(context.networks, context.config.objective.name)
         self.config = dataclasses.replace(context.config, data=self.data())
-        own_options = networks.objective.options
-        check_vocabulary(own_options, open_tokenizer(own_options.tokenizer))
-        self._texts = TextRows(own_options)
-        self._compiled = None
+        self._image_program = None
 
     def image_vectors(
         self, source: Source, trained: EvaluatedModel, mesh: Mesh, watch: Watch
     ) -> ImageVectors:
         """Of all images of a source."""
-        if not trained.own.params:
-            raise ConfigError(
-                "config.eval.evaluators: 'retrieval' and 'zero_shot' need the text tower, which an average of "
-                "checkpoints has not"
-            )
-        of_images, _ = self._functions(mesh)
+        cut = meshes.batch_sharding(mesh)
+        if self._image_program is None:
+            made = _make_image_tower(self.context, self.config.data)
+            self._image_program = jax.jit(made, out_shardings=cut)
+        of_images = self._image_program
 
         def batches() -> Iterator[tuple[jax.Array, ...]]:
-            cut = meshes.batch_sharding(mesh)
             with loader.eval_batches(source, self.config, cut) as read:
                 for batch in watch(read):
                     mask = batch["mask"]
@@ -89,48 +130,39 @@ class TwoTowerEvaluator(Evaluator):
         self, texts: Sequence[str], trained: EvaluatedModel, mesh: Mesh, watch: Watch
     ) -> np.ndarray:
         """Of texts, (n, E) float32."""
-        _, of_texts = self._functions(mesh)
         size = self.config.eval.batch_size or self.config.batch_size
-        cut = meshes.batch_sharding(mesh)
-        rows = loader.local_rows(cut, size, "the evaluation batch size")
-
-        def batches() -> Iterator[tuple[jax.Array]]:
-            for first in watch(range(0, len(texts), size)):
-                some = [texts[i] if i < len(texts) else "" for i in first + rows]
-                tokens = np.stack([self._texts.encode(text) for text in some])
-                yield (of_texts(trained.own, jax.make_array_from_process_local_data(cut, tokens)),)
-
-        (vectors,) = on_host(batches(), mesh)
-        return vectors[: len(texts)]
-
-    def _functions(self, mesh: Mesh) -> tuple[Callable, Callable]:
-        """The two towers, compiled once."""
-        if self._compiled is None:
-            cut = meshes.batch_sharding(mesh)
-            made = _make_towers(self.context, self.config.data)
-            of_images, of_texts = (jax.jit(function, out_shardings=cut) for function in made)
-            self._compiled = of_images, of_texts
-        return self._compiled
+        return self._text_program(texts, trained.own, mesh, size, watch)
 
 
-def _make_towers(context: EvalContext, data: Data) -> tuple[Callable, Callable]:
-    """(weights, own, images uint8) -> vectors, and (own, tokens) -> vectors; to be compiled."""
+def _make_image_tower(context: EvalContext, data: Data) -> Callable:
+    """(weights, own, images uint8) -> vectors, to be compiled."""
 
     def of_images(weights: Weights, own: Weights, images: jax.Array) -> jax.Array:
         networks = context.networks.for_devices()
         model = nnx.merge(registry.abstract(networks.model_config)[0], *weights)
         normalized = prepared(images, data, jnp.dtype(networks.model_config.dtype))
-        features = model(normalized).features
-        return networks.objective.image_vectors(_modules(networks, own), features)
+        objective, modules = text_term(networks, own)
+        return objective.image_vectors(modules, model(normalized))
 
-    def of_texts(own: Weights, tokens: jax.Array) -> jax.Array:
-        networks = context.networks.for_devices()
-        return networks.objective.text_vectors(_modules(networks, own), tokens)
-
-    return of_images, of_texts
+    return of_images
 
 
-def _modules(networks: Networks, own: Weights) -> nnx.Module:
-    """What the objective owns, with its arrays."""
-    modules = nnx.eval_shape(lambda: networks.objective.own_modules(registry.Rngs(0)))
-    return nnx.merge(registry.split(modules)[0], *own)
+def text_term(networks: Networks, own: Weights | None) -> tuple[Any, nnx.Module | None] | None:
+    """What of the objective compares images with texts, and what it owns, with the arrays `own` if these are there;
+    `None` if nothing does. See `ImageText.text_term`.
+
+    Raises:
+      ConfigError: there are no such arrays.
+    """
+    objective = networks.objective
+    if not hasattr(objective, "text_term"):
+        return None
+    if own is None:
+        return objective.text_term(None)
+    if not own.params:
+        raise ConfigError(
+            "images are compared with texts by the text tower, which an average of checkpoints has not: name other "
+            "evaluators"
+        )
+    modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
+    return objective.text_term(nnx.merge(registry.split(modules)[0], *own))

@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -70,7 +70,7 @@ class Segmentation(Evaluator):
         self.config = dataclasses.replace(context.config, data=self.data())
         self.source = sources.open_eval(self.config.data)
         _check(self.source, context.classes)
-        self._answers = None
+        self.classes, self._compiled = context.classes, None
         objective = context.networks.objective
         self.things = objective.table.things if objective.panoptic else ()
         check_windows(options.windows, self.things)
@@ -81,7 +81,7 @@ class Segmentation(Evaluator):
             )
 
     def metrics(self) -> tuple[str, ...]:
-        classes = self.context.classes
+        classes = self.classes
         names = [*METRICS, *(f"iou/{name}" for name in classes)]
         if self.things:
             none = np.zeros((len(classes), 4), np.int64)
@@ -96,17 +96,15 @@ class Segmentation(Evaluator):
         batch = self.config.eval.batch_size or self.config.batch_size
         rows = loader.local_rows(sharding, batch, "the evaluation batch size")
         counted = _counted(sharding, batch, rows)
-        if self._answers is None:
-            answers = maps.make_answers(self.context.networks, self.config.data)
-            self._answers = jax.jit(answers, out_shardings=sharding)
-        classes = len(self.context.classes)
+        answers_of = self.answers_of(trained, mesh)
+        classes = len(self.classes)
         confusion, segments = (np.zeros((classes, n), np.int64) for n in (classes, 4))
         bad, images = {}, 0
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for number in watch(range(-(-len(self.source) // batch))):
                 ids = number * batch + rows
                 read = list(pool.map(self._read, ids[ids < len(self.source)].tolist()))
-                seen = self._predict(trained, read, sharding, batch, rows)
+                seen = self._predict(answers_of, trained, read, sharding, batch, rows)
                 for (windows, labels), answers, count in zip(read, seen, counted, strict=False):
                     if isinstance(labels, BadImage):
                         pass_over(labels, self.config.data)
@@ -137,8 +135,16 @@ class Segmentation(Evaluator):
             pixels, data, self.options.windows, grain(self.context.model_config)
         ), labels
 
+    def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:
+        """What `maps.make_answers` makes, compiled once."""
+        if self._compiled is None:
+            answers = maps.make_answers(self.context.networks, self.config.data)
+            self._compiled = jax.jit(answers, out_shardings=meshes.batch_sharding(mesh))
+        return self._compiled
+
     def _predict(
         self,
+        answers_of: Callable,
         trained: EvaluatedModel,
         read: list,
         sharding: NamedSharding,
@@ -160,7 +166,7 @@ class Segmentation(Evaluator):
         for step in range(steps):
             part = pixels[step * len(rows) : (step + 1) * len(rows)]
             images = loader.global_array(part, rows, batch, sharding)
-            answers = self._answers(trained.weights, trained.own, images)
+            answers = answers_of(trained.weights, trained.own, images)
             answers_of_windows += zip(*(_local(x, rows) for x in answers), strict=True)
         ends = np.cumsum([0, *counts]).tolist()
         return [
@@ -176,7 +182,7 @@ class Segmentation(Evaluator):
             *counts, numbers = zip(*gathered, strict=True)
             confusion, segments = (np.sum(np.asarray(n, np.int64), axis=0) for n in counts)
             images = sum(numbers)
-        classes = self.context.classes
+        classes = self.classes
         of_things = panoptic.measures(segments, classes, self.things) if self.things else {}
         return measures(confusion, classes) | of_things | {"images": images}
 

@@ -3,9 +3,6 @@ is made canonical as in big_vision's evaluators/proj/image_text/prompt_engineeri
 """
 
 import dataclasses
-import re
-import string
-from collections.abc import Sequence
 
 import numpy as np
 from jax.sharding import Mesh
@@ -16,12 +13,7 @@ from vit_jax.data import sources
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.both_towers import TwoTowerEvaluator
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
-
-# The seven of CLIP's 80 templates that its authors found to do best on ImageNet.
-TEMPLATES = (
-    "itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}.", "a {} in a video game.",
-    "art of the {}.", "a photo of the small {}.",
-)  # fmt: skip
+from vit_jax.evaluation.words import TEMPLATES, check_templates, class_vectors, names_of, prompts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +45,7 @@ class ZeroShot(TwoTowerEvaluator):
             raise ConfigError(
                 f"config.eval.evaluators: zero_shot: names has {len(options.names)}, and the data {count} classes"
             )
-        if lacking := [text for text in options.templates if "{}" not in text]:
-            raise ConfigError(
-                f"config.eval.evaluators: zero_shot: templates: {lacking[0]!r} has no {{}}, for the name of a class"
-            )
+        check_templates(options.templates, "config.eval.evaluators: zero_shot")
 
     def metrics(self) -> tuple[str, ...]:
         return ("accuracy", "top5_accuracy", "examples")
@@ -66,10 +55,8 @@ class ZeroShot(TwoTowerEvaluator):
     ) -> dict[str, float]:
         templates = self.options.templates
         names = self.options.names or names_of(self.source.classes)
-        texts = [prompt(name, template) for name in names for template in templates]
-        vectors = self.text_vectors(texts, trained, mesh, watch)
-        means = vectors.reshape(len(names), len(templates), -1).mean(1)
-        means /= np.linalg.norm(means, axis=1, keepdims=True)
+        texts = prompts(names, templates)
+        means = class_vectors(self.text_vectors(texts, trained, mesh, watch), len(names))
         images, is_read, labels = self.image_vectors(self.source, trained, mesh, watch)
         nearest = np.argsort(-(images @ means.T), axis=1, kind="stable")[:, :5]
         right = (nearest == labels[:, None])[is_read]
@@ -79,27 +66,3 @@ class ZeroShot(TwoTowerEvaluator):
             "top5_accuracy": right.sum() / count,
             "examples": len(right),
         }
-
-
-def names_of(classes: Sequence[str]) -> list[str]:
-    """What classes are called: of those of ImageNet, which data sets number by WordNet, their names."""
-    if not all(re.fullmatch(r"n\d{8}", name) for name in classes):
-        return list(classes)
-    from vit_jax.data.labels import imagenet
-
-    known = imagenet.classes()
-    return [known.get(name, name) for name in classes]
-
-
-def prompt(name: str, template: str) -> str:
-    """The canonical text of a class: without punctuation, in lower case, a space between words.
-
-    >>> prompt("Great_White-Shark", "a photo of the {}.")
-    'a photo of the great whiteshark'
-    """
-    return _canonical(template, "{}").replace("{}", _canonical(name, ","))
-
-
-def _canonical(text: str, kept: str) -> str:
-    removed = str.maketrans("", "", "".join(c for c in string.punctuation if c not in kept))
-    return " ".join(text.replace("_", " ").translate(removed).lower().split())

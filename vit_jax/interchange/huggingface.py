@@ -49,6 +49,8 @@ _OF_PROCESSORS = {
     "Beit": {"resample": 3, "size": 224},
     "Tipsv2": {"do_normalize": False, "size": 448},
 }
+# Networks that normalise images by themselves, after their processor, with these numbers.
+_NORMALISING = {"radio": {name: _CLIP[name] for name in ("image_mean", "image_std")}}
 # Which of them a file that names none is for, by the beginning of config.json's `model_type`; else ViT's.
 _OF_MODELS = {
     "deit": "DeiT",
@@ -63,6 +65,7 @@ _OF_MODELS = {
     "tipsv2": "Tipsv2",
     "bit": "Bit",
     "efficientnet": "EfficientNet",
+    "radio": "CLIP",
 }
 
 
@@ -123,6 +126,14 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
+    if processor and described["model_type"] in _NORMALISING:
+        normalised = {name: tuple(processor[name]) for name in ("image_mean", "image_std")}
+        if normalised != _NORMALISING[described["model_type"]]:
+            raise CheckpointError(
+                f"{path} is not written: a {described['model_type']} of transformers normalises images by itself, by "
+                f"other numbers than this model's {normalised}"
+            )
+        processor["do_normalize"] = False
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
             checkpoint, conversion, folder / pytorch.WEIGHTS, {}, extra
@@ -222,7 +233,10 @@ def _filled(file: CheckpointFile, path: epath.Path) -> dict:
     if not kind:
         model = file.config.get("model_type", "")
         kind = next((kind for start, kind in _OF_MODELS.items() if model.startswith(start)), "ViT")
-    return _USUAL | _OF_PROCESSORS.get(kind, {}) | metadata | {_KIND: kind}
+    stated = metadata | {_KIND: kind}
+    if own := _NORMALISING.get(file.config.get("model_type", "")):
+        stated |= own | {"do_normalize": True}
+    return _USUAL | _OF_PROCESSORS.get(kind, {}) | stated
 
 
 def _cut_size(metadata: dict) -> dict[str, Size]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError
-from vit_jax.interchange.conversions import vit_arguments, vit_options
+from vit_jax.interchange.conversions import vit_arguments, vit_naflex, vit_options
 from vit_jax.models import published, registry
 from vit_jax.models.zoo import vit_zoo
 
@@ -86,7 +86,7 @@ def published_table() -> list[dict]:
         {
             "name": f"{name}.{tag}" if tag else name,
             "model": _model_name(name, known),
-            "family": _FAMILY.get(known.kind) or ("hybrid" if _on_resnet(known) else "vit"),
+            "family": _family(known),
             "depth": known.arguments.get("depth", 12)
             if known.kind in vit_arguments.KINDS
             else None,
@@ -130,8 +130,13 @@ _MODELS = (
     ),
     (r"crossvit_(tiny|small|base)_", lambda size: f"CrossViT-{_CROSSVIT[size]}"),
     (r"cait_(\w+?)_", lambda size: f"CaiT-{size.upper()}"),
+    (
+        r"naflexvit_(\w+)_patch16_radio_(v\d)",
+        lambda size, version: f"C-RADIO{version}-{_RADIO[size]}/16",
+    ),
     (r"tf_efficientnet_(b[0-7]|l2)", lambda size: f"EfficientNet-{size.upper()}"),
 )
+_RADIO = {"base": "B", "large": "L", "huge": "H", "giant": "g", "so400m": "So400m"}
 _CROSSVIT = {"tiny": "Ti", "small": "S", "base": "B"}
 
 
@@ -162,6 +167,12 @@ def _vit_sizes() -> dict[tuple[int, int], str]:
         (options["depth"], options["width"]): name.removeprefix("ViT-").partition("/")[0]
         for name, options in reversed(named.items())
     }
+
+
+def _family(known: published.Architecture) -> str:
+    if vit_naflex.is_cropping(known.arguments):
+        return "radio"
+    return _FAMILY.get(known.kind) or ("hybrid" if _on_resnet(known) else "vit")
 
 
 def _on_resnet(known: published.Architecture) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax.base import patterns
+from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange import formats, peft_names, pytorch, safetensors, tensors_by_name
@@ -136,7 +136,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
             f"{path} is not written: peft's format holds adapters, and the source is a whole model. Convert a run with "
             "--config.lora.lora_rank, or write --to=huggingface"
         )
-    model = _in_transformers(dataclasses.replace(checkpoint, layout={}), path)
+    model = _as_base(checkpoint, path)
     whole, new = model.checkpoint, checkpoint.adapters
     tensors, leaves = {}, patterns.named(new.adapters)
     modules, left = set(), {name.rpartition("/")[0] for name in leaves}
@@ -186,6 +186,46 @@ def _in_transformers(checkpoint: LoadedCheckpoint, path: epath.Path) -> _InTrans
     return _InTransformers(
         whole, conversion, list(conversion.rules(whole.model_config, whole.layout))
     )
+
+
+def _as_base(checkpoint: LoadedCheckpoint, path: epath.Path) -> _InTransformers:
+    """A run with adapters as transformers has it: a new file, or, of a network that new files are not of, its base.
+
+    Raises:
+      CheckpointError: transformers has no class for it, or that of the base computes another model.
+    """
+    config, new = checkpoint.model_config, checkpoint.adapters
+    base = formats.read_checkpoint(new.base, hints=vars(config))
+    kind = base.layout.get("kind", "")
+    if kind not in peft_names.OF_BASES:
+        return _in_transformers(dataclasses.replace(checkpoint, layout={}), path)
+    to_orbax = "write the merged model, --to=orbax"
+    prefix = peft_names.OF_BASES[kind] if config.num_classes else ""
+    if not prefix and (config.num_classes or new.also):
+        raise CheckpointError(
+            f"{path} is not written: transformers has no classifier with the network of {new.base} ({kind}), and peft "
+            f"would not find {', '.join(new.also)}: {to_orbax}"
+        )
+    source = _in_transformers(base, path)
+    known = dataclasses.replace(base.model_config, num_classes=0)
+    if config.num_classes:
+        shapes = {
+            "weight": (config.num_classes, config.pooled_width),
+            "bias": (config.num_classes,),
+        }
+        head = {f"classifier.{name}": np.broadcast_to(0, shape) for name, shape in shapes.items()}
+        known = _with_head(source, head).checkpoint.model_config
+    roles = ("structure", "convention", "size")
+    options = (f.name for f in schema.options(type(config)) if f.metadata.get("role") in roles)
+    if other := [name for name in options if getattr(config, name) != getattr(known, name)]:
+        theirs = ", ".join(f"{name}={getattr(known, name)!r}" for name in other)
+        raise CheckpointError(
+            f"{path} is not written: transformers' class for {new.base} ({kind}) computes {theirs}, and this model has "
+            f"{', '.join(f'{name}={getattr(config, name)!r}' for name in other)}: {to_orbax}"
+        )
+    layout = base.layout | {"prefix": prefix, "renamed": {}, "dtypes": {}}
+    whole = dataclasses.replace(checkpoint, layout=layout)
+    return _InTransformers(whole, source.conversion, list(source.conversion.rules(config, layout)))
 
 
 def _with_head(model: _InTransformers, trained: Mapping[str, LazyArray]) -> _InTransformers:
@@ -318,12 +358,16 @@ def _places(model: _InTransformers) -> Iterator[tuple[str, list[list[str]]]]:
     rules = {rule.ours: rule for rule in model.table if isinstance(rule, Rule)}
     for name, target in lora.targets(model.arrays):
         rule = rules.get(target.kernel)
-        if rule is None or (target.slot is not None and len(rule.names) != len(SLOTS)):
+        if rule is None:
             continue
         count = target.a[0] if patterns.is_stacked(name) else 1
-        wanted = slice(None) if target.slot is None else slice(target.slot, target.slot + 1)
-        theirs = [rule.names_of(number)[wanted] for number in range(count)]
-        yield name, [peft_names.modules_in_code(names, model.checkpoint) for names in theirs]
+        theirs = [
+            peft_names.modules_in_code(rule.names_of(n), model.checkpoint) for n in range(count)
+        ]
+        if target.slot is None:
+            yield name, theirs
+        elif len(theirs[0]) == len(SLOTS):
+            yield name, [[names[target.slot]] for names in theirs]
 
 
 def _check(adapter_config: dict[str, Any], path: epath.Path) -> None:

@@ -9,10 +9,10 @@ from vit_jax.interchange.formats import LoadedCheckpoint
 
 # What stands before the names of a tower, by the class that has it.
 _TOWER = re.compile(
-    r"(vit|deit|beit|data2vec_vision|ijepa|dinov2|dinov2_with_registers|vision_model|model)\."
+    r"(vit|deit|beit|data2vec_vision|ijepa|dinov2|dinov2_with_registers|vision_model|vision_encoder|radio_model|model)\."
 )
-_LAYERS = re.compile(r"(encoder\.)?layers?\.(?=\d)")
-# Of transformers 4, and of the code of 5.
+_LAYERS = re.compile(r"((encoder\.)?layers?|blocks)\.(?=\d)")
+# Of transformers 4 (the last are of TIPSv2's files), and of the code of 5.
 _MODULES = (
     ("attention.attention.query", "attention.q_proj"),
     ("attention.attention.key", "attention.k_proj"),
@@ -21,9 +21,18 @@ _MODULES = (
     ("intermediate.dense", "mlp.fc1"),
     ("output.dense", "mlp.fc2"),
     ("mlp.weights_out", "mlp.down_proj"),
+    ("attn.proj", "attention.o_proj"),
+    ("mlp.c_fc", "mlp.fc1"),
+    ("mlp.c_proj", "mlp.fc2"),
+    ("mlp.w3", "mlp.down_proj"),
 )
-# One layer of 4 with the outputs of two of 5.
-_FUSED, _HALVES = "mlp.weights_in", ("mlp.gate_proj", "mlp.up_proj")
+# One layer of files with the outputs of several of 5.
+_HALVES = ("mlp.gate_proj", "mlp.up_proj")
+_FUSED = {
+    "mlp.weights_in": _HALVES,
+    "mlp.w12": _HALVES,
+    "attn.qkv": tuple(f"attention.{name}_proj" for name in "qkv"),
+}
 # How the code of 5 calls the layers of a tower, by the `kind` of a layout; those of ViT and DeiT are `layers.`.
 _LAYERS_OF = {
     "dinov2": "encoder.layer.",
@@ -32,7 +41,15 @@ _LAYERS_OF = {
     "clip": "encoder.layers.",
     "siglip": "encoder.layers.",
     "siglip2": "encoder.layers.",
+    "tipsv2": "encoder.layer.",
+    "aimv2": "encoder.layers.",
+    "radio": "encoder.layer.",
 }
+_AS_IN_FILES = ("data2vec-vision",)  # whose code has the names of 4 still
+_OF_TOWERS = ("clip", "siglip", "tipsv2", "aimv2")  # without a head, of the tower's own class
+# Networks that others here have other names for, and what stands before their names in the class with a classifier; ''
+# where there is none.
+OF_BASES = {"data2vec-vision": "data2vec_vision.", "ijepa": "ijepa.", "tipsv2": "", "aimv2": ""}
 
 
 def canonical(name: str) -> str:
@@ -50,14 +67,20 @@ def canonical(name: str) -> str:
 
 
 def modules(tensor: str) -> list[list[str]]:
-    """The canonical modules whose outputs make up a tensor `….weight`: one, or where a file has two in one, the two
+    """The canonical modules whose outputs make up a tensor `….weight`: one, or where a file has several in one, these
     too.
     """
     name, _, last = canonical(tensor).rpartition(".")
     if last != "weight":
         return []
-    fused = name.endswith(f".{_FUSED}")
-    return [[name], [name.replace(_FUSED, half) for half in _HALVES]] if fused else [[name]]
+    parts = _parts(name)
+    return [[name], parts] if len(parts) > 1 else [[name]]
+
+
+def _parts(module: str) -> list[str]:
+    """The modules of the code of transformers 5 that a module of a file is."""
+    fused = next((fused for fused in _FUSED if module.endswith(f".{fused}")), "")
+    return [module.removesuffix(fused) + part for part in _FUSED[fused]] if fused else [module]
 
 
 def in_code(name: str, whole: LoadedCheckpoint) -> str:
@@ -67,10 +90,12 @@ def in_code(name: str, whole: LoadedCheckpoint) -> str:
       whole: the model, in the layout of its file.
     """
     kind, prefix = whole.layout.get("kind", ""), whole.layout.get("prefix", "")
+    if kind in _AS_IN_FILES:
+        return name
     rest = canonical(name)
     at = prefix if name.startswith(prefix) else ""
-    if kind in ("clip", "siglip") and not whole.model_config.num_classes:
-        at = ""  # of the tower's own class
+    if kind in _OF_TOWERS and not whole.model_config.num_classes:
+        at = ""
     if rest.startswith("layers."):
         return at + _LAYERS_OF.get(kind, "layers.") + rest.removeprefix("layers.")
     return at + rest
@@ -78,9 +103,5 @@ def in_code(name: str, whole: LoadedCheckpoint) -> str:
 
 def modules_in_code(tensors: Iterable[str], whole: LoadedCheckpoint) -> list[str]:
     """The modules in the code of transformers 5 of these tensors `….weight` in files."""
-    names = [in_code(name, whole).removesuffix(".weight") for name in tensors]
-    return [
-        name.replace(_FUSED, half)
-        for name in names
-        for half in (_HALVES if name.endswith(f".{_FUSED}") else [_FUSED])
-    ]
+    names = (in_code(name, whole).removesuffix(".weight") for name in tensors)
+    return [part for name in names for part in _parts(name)]

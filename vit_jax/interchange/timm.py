@@ -31,7 +31,7 @@ _NOT_READ = {
     ),
     "MobileCLIP": (r"patch_embed\.backbone\.0\.conv\.weight$", "makes tokens by convolutions with batch norms"),
 }  # fmt: skip
-_STATED = (*vit_arguments.NOT_IN_TENSORS, "image_size")
+_STATED = (*vit_arguments.NOT_IN_TENSORS, "table_corners", "image_size")
 
 
 def recognises(file: CheckpointFile) -> bool:

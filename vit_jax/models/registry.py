@@ -40,6 +40,7 @@ _ZOO = {
     "crossvit": ("vit_jax.models.zoo.crossvit", "CrossViT-"),
     "t2t": ("vit_jax.models.zoo.t2t", "T2T-ViT"),
     "cait": ("vit_jax.models.zoo.cait", "CaiT-"),
+    "radio": ("vit_jax.models.zoo.radio", "C-RADIO"),
     "dynamic_vit": ("vit_jax.models.zoo.dynamic_vit", "DVT-"),
     "feed_forward": ("vit_jax.models.zoo.feed_forward", "FF-"),
     "efficientnet": ("vit_jax.models.zoo.efficientnet", "EfficientNet-"),

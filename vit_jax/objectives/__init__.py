@@ -24,6 +24,7 @@ OBJECTIVES: LazyTable[type[Objective]] = LazyTable(
         "distill": "vit_jax.objectives.distill:Distill",
         "features": "vit_jax.objectives.features.features:Features",
         "image_text": "vit_jax.objectives.image_text.image_text:ImageText",
+        "sum": "vit_jax.objectives.sum.sum:Sum",
         "segmentation": "vit_jax.objectives.segmentation.segmentation:Segmentation",
     }
 )

@@ -52,7 +52,7 @@ class Step:
       state: shapes, dtypes and shardings.
       lowered: the program before it is compiled.
       flops: operations of a step on all devices together, recomputation included.
-      grids: programs of each hand-written kernel's grid, by its name.
+      grids: programs of each hand-written kernel's grid on a core, by its name.
       kept: the largest arrays that loops stack up, which the backward pass needs of every layer;
         rows as in `Memory.largest`.
     """
@@ -140,7 +140,7 @@ def prepare(assembly: Assembly, target: Target, variant: Variant | None = None) 
             state=state,
             lowered=traced.lower(),
             flops=flops.count(traced.jaxpr),
-            grids=kernels.grids(traced.jaxpr),
+            grids=kernels.grids(traced.jaxpr, target.tpu.cores if target.tpu else 1),
             kept=kept,
         )
 

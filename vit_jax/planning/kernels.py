@@ -9,7 +9,9 @@ branches that never waits for memory.
 
 import collections
 import dataclasses
+import fractions
 import json
+import math
 import os
 import pathlib
 import re
@@ -70,16 +72,34 @@ def find_kernels(program: Program) -> dict[str, Kernel]:
     }
 
 
-def grids(jaxpr: core.ClosedJaxpr) -> dict[str, int]:
-    """How many programs the grid of each kernel has on a device, by the kernel's name; the most, if
-    several kernels have one name.
+def grids(jaxpr: core.ClosedJaxpr, cores: int = 1) -> dict[str, int]:
+    """How many programs the grid of each kernel has on a core, by the kernel's name; the most, if several kernels have
+    one name.
+
+    Args:
+      jaxpr: of a step.
+      cores: of a device. They divide a grid along one of the axes that it calls parallel; taken is the one that they
+        divide best.
     """
     programs: dict[str, int] = collections.defaultdict(int)
     for equation in flops.equations(jaxpr):
         if equation.primitive.name == "pallas_call":
             name = equation.params["name"]
-            programs[name] = max(programs[name], flops.runs(equation))
+            programs[name] = max(programs[name], _on_a_core(equation, cores))
     return dict(programs)
+
+
+def _on_a_core(equation: core.JaxprEqn, cores: int) -> int:
+    mapping = equation.params["grid_mapping"]
+    semantics = iter(getattr(equation.params["compiler_params"], "dimension_semantics", None) or ())
+    # Axes of `vmap` are parallel, and come before those that the kernel tells of.
+    parallel = [
+        size
+        for axis, size in enumerate(mapping.grid)
+        if axis in mapping.vmapped_dims or "parallel" in str(next(semantics, "")).lower()
+    ]
+    share = min((fractions.Fraction(-(-size // cores), size) for size in parallel), default=1)
+    return math.ceil(share * flops.runs(equation))
 
 
 def count_bundles(kernels: Mapping[str, Kernel], topology: str) -> dict[str, int]:

@@ -1,5 +1,5 @@
 """The class of every pixel of images, from a checkpoint that segments: masks, overlays and a list of what was
-found. Which images these are is in `images.py`.
+found. Which images these are is in `images.py`; classes by words are in `words.py`.
 """
 
 import collections
@@ -85,6 +85,7 @@ class Segmenter:
       classes: their names.
       answers: the forward pass, jitted, see `maps.make_answers`.
       things: of each class, whether single ones are found; () for a model that finds none.
+      table: what panoptic masks mean; `None` where it was trained with none.
     """
 
     def __init__(self, run: TrainedModel, windows: str | None = None):
@@ -102,6 +103,7 @@ class Segmenter:
                 "config.objective.name='segmentation'"
             )
         objective = run.own.networks.objective
+        self.table = objective.table
         self.things = objective.table.things if objective.panoptic else ()
         self._options = options_of(run.config.eval.evaluators)
         self._windows, self._grain = windows or self._options.windows, grain(run.model_config)
@@ -175,32 +177,24 @@ def segment(
 
 
 def write_maps(
-    run: TrainedModel,
-    files: Iterable[Named],
-    out: epath.PathLike,
-    *,
-    batch_size: int,
-    windows: str | None = None,
+    segmenter: Segmenter, files: Iterable[Named], out: epath.PathLike, *, batch_size: int
 ) -> dict[str, Any]:
     """Writes for each image its mask, OUT/NAME.png, whose values are class numbers, and OUT/NAME_overlay.png, and
     for all of them OUT/maps.json: files, and the share of pixels of each class. Of a model that finds single things
     also OUT/NAME_panoptic.png and for all of them OUT/panoptic.json, in COCO's form.
 
     Args:
-      run: one that segments, from `loading.load_run`.
+      segmenter: the model.
       files: images, see `images.find_images`.
       out: a folder, made if it is not there.
       batch_size: see `segment`.
-      windows: see `Segmenter`.
 
     Returns:
       How many `images` were segmented and how many are `unreadable`, and the `classes`.
     """
-    segmenter = Segmenter(run, windows)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()
-    table = run.own.networks.objective.table
-    coco = {"images": [], "annotations": [], "categories": segments.categories(table)}
+    coco = {"images": [], "annotations": [], "categories": segments.categories(segmenter.table)}
     for result in segment(segmenter, files, batch_size=batch_size):
         if isinstance(result, BadImage):
             bad += 1
@@ -227,7 +221,7 @@ def write_maps(
     if coco["images"]:
         with outputs.writing(folder / PANOPTIC) as partial:
             partial.write_text(json.dumps(coco))
-    numbers = {name: i for i, name in enumerate(run.classes)}
+    numbers = {name: i for i, name in enumerate(segmenter.classes)}
     with outputs.writing(folder / TABLE) as partial:
         partial.write_text(json.dumps({"classes": numbers, "images": rows}, indent=1))
-    return {"images": len(rows), "unreadable": bad, "classes": list(run.classes)}
+    return {"images": len(rows), "unreadable": bad, "classes": list(segmenter.classes)}

@@ -14,7 +14,7 @@ from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
-from vit_jax.studies import compare, figures, judged, references, runs
+from vit_jax.studies import compare, figures, judged, references, runs, saturation
 from vit_jax.studies.compare import Comparison
 
 # Of all that runs log: what is drawn over the steps, and its axis.
@@ -203,6 +203,7 @@ def _further_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
     tables = {
         _FOLLOWED_HEAD: _followed_table(comparison),
         "Beside reference curves": references.rows(comparison),
+        "Wrong answers against compute, with saturation": saturation.law_rows(comparison),
     }
     return {head: table for head, table in tables.items() if table}
 

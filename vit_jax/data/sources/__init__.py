@@ -33,6 +33,7 @@ OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
         "digit_scenes": "vit_jax.data.sources.digit_scenes:open_digit_scenes",
         "digit_things": "vit_jax.data.sources.digit_scenes:open_digit_things",
         "digit_pairs": "vit_jax.data.sources.digit_pairs:open_digit_pairs",
+        "digit_scene_pairs": "vit_jax.data.sources.digit_scene_pairs:open_digit_scene_pairs",
         "pairs": "vit_jax.data.sources.pairs:open_pairs",
         "masks": "vit_jax.data.sources.masks:open_masks",
         "folder": "vit_jax.data.sources.folder:open_folder",
@@ -43,7 +44,7 @@ OPENERS: LazyTable[Callable[..., DataSet]] = LazyTable(
     }
 )
 _COUNTED = 1 << 20  # labels at a time: numpy.bincount makes them 8 bytes each
-_WITHOUT_PATH = ("digits", "digits_few", "digit_pairs", "digit_scenes", "digit_things")
+_WITHOUT_PATH = tuple(name for name in OPENERS if name.startswith("digit"))
 
 
 def register(name: str, opener: Callable[..., DataSet]) -> None:

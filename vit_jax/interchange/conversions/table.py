@@ -38,6 +38,10 @@ _PLACES = {
         "timm": "vit_jax.interchange.conversions.crossvit:Timm",
     },
     "cait": {"timm": "vit_jax.interchange.conversions.cait:Timm"},
+    "radio": {
+        "timm": "vit_jax.interchange.conversions.radio:Timm",
+        "huggingface": "vit_jax.interchange.conversions.radio:Transformers",
+    },
     "t2t": {"authors": "vit_jax.interchange.conversions.t2t:Authors"},
     "dynamic_vit": {"authors": "vit_jax.interchange.conversions.dynamic_vit:Authors"},
     "feed_forward": {"authors": "vit_jax.interchange.conversions.feed_forward:Authors"},

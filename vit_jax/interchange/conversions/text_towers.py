@@ -69,7 +69,7 @@ class TextTowerHuggingFace(ObjectiveConversion):
         options = ImageTextOptions(**saved.options)
         kind = options.text
         is_theirs = options.loss == _LOSSES[kind] and bool(options.embed) == (kind == "clip")
-        if vit_new_towers.kind_of(config) != kind or not is_theirs:
+        if vit_new_towers.kind_of(config) != kind or not is_theirs or options.image_blocks:
             logging.info(
                 "the text tower is not written: transformers has no model with such an image tower, text tower and loss"
             )

@@ -91,6 +91,7 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         "qk_norm": take("qk_norm", False),
         "qkv_bias": take("qkv_bias", True),
         "projection_bias": take("proj_bias", True),
+        "parallel": False,
     }
     if naflex:
         options |= vit_naflex.options_from_arguments(take, options) | _no_rope()
@@ -136,7 +137,7 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     """What VisionTransformer has in its own way."""
     pooled = options["pool"] == "mean" if (norm := take("fc_norm", None)) is None else norm
     block = take("block_fn", "Block")
-    if block not in ("Block", "ResPostBlock"):
+    if block not in ("Block", "ResPostBlock", "ParallelScalingBlock"):
         raise CheckpointError(f"timm's block_fn={block!r} is not supported")
     after = block == "ResPostBlock"
     pre_norm, embed_norm = take("pre_norm", False), take("embed_norm_layer", None)
@@ -153,6 +154,7 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
         "mlp_inner_norm": take("scale_mlp_norm", False),
         "layer_scale": "all" if scaled else "none",
         "norm_after": after,
+        "parallel": block == "ParallelScalingBlock",
         "pre_norm": pre_norm,
         "patch_bias": not pre_norm,
         "patch_norm": bool(embed_norm),
@@ -168,12 +170,7 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
 
 def _eva(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     """What Eva has in its own way."""
-    heads = take("num_kv_heads", options["heads"])
-    heads = heads[0] if isinstance(heads, list | tuple) and len(set(heads)) == 1 else heads
-    if heads != options["heads"]:
-        raise CheckpointError(
-            f"timm's num_kv_heads={heads}: fewer heads of keys and values than of queries are not supported"
-        )
+    take("num_kv_heads", None)  # `vit_rearranged` makes as many as queries have
     attention = take("attn_type", "eva")
     rope = take("use_rot_pos_emb", False)
     pooled = options["pool"] == "mean" if (norm := take("use_fc_norm", None)) is None else norm

@@ -33,7 +33,14 @@ _QKV = "blocks.{layer}.attn.qkv"
 _MASK = f"{_QKV}.bias_mask"
 _WRAPPED = "backbone."  # before all names of a network that has the authors' classifier
 _THETA = 100.0
-_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 4096: 32}  # by width, where the periods are missing
+_HEADS = {
+    192: 3,
+    384: 6,
+    768: 12,
+    1024: 16,
+    1280: 20,
+    4096: 32,
+}  # by width (192: EUPE), where the periods are missing
 # From timm's names to the authors'.
 _NAMES = ((r"^reg_token$", _REGISTERS),)
 _GATED = (

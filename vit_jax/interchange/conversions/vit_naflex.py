@@ -10,6 +10,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import pytorch
 from vit_jax.interchange.conversions.contract import Shapes
 from vit_jax.interchange.conversions.rules import Rule, reshaped
+from vit_jax.models import published
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 KERNEL = "patch_embed.proj.weight"
@@ -35,6 +36,24 @@ _TRAINING = (
 def is_naflex(shapes: Shapes) -> bool:
     """Whether tensors, by VisionTransformer's names, are NaFlexVit's."""
     return len(shapes.get(KERNEL, ())) == 2
+
+
+def is_cropped(shapes: Shapes, metadata: Mapping[str, Any]) -> bool:
+    """Whether NaFlexVit's tensors are a C-RADIO's: positions are resized without antialiasing; of a file that says
+    nothing of it, those with a class token and no last norm.
+    """
+    if not is_naflex(shapes):
+        return False
+    known = published.architectures().get(metadata.get("architecture", ""))
+    arguments = (known.arguments if known else {}) | dict(metadata)
+    if known or "embed_dim" in arguments:
+        return is_cropping(arguments)
+    return "cls_token" in shapes and not {"norm.weight", "fc_norm.weight"} & shapes.keys()
+
+
+def is_cropping(arguments: Mapping[str, Any]) -> bool:
+    """Whether timm's arguments are a C-RADIO's."""
+    return arguments.get("pos_embed_antialias") is False
 
 
 def as_vit(shapes: Shapes) -> tuple[dict[str, tuple[int, ...]], tuple[int, int] | None]:

@@ -44,10 +44,6 @@ def from_tensors(shapes: Shapes) -> Options:
     qv = f"{attention}.q_bias" in shapes
     if separate:
         biased, of_keys = (f"{attention}.{n}_proj.bias" in shapes for n in "qk")
-        if shapes[f"{attention}.k_proj.weight"] != shapes[f"{attention}.q_proj.weight"]:
-            raise CheckpointError(
-                "fewer heads of keys and values than of queries are not supported"
-            )
     else:
         biased, of_keys = qv or f"{attention}.qkv.bias" in shapes, not qv
     down = shapes[f"{block}.mlp.fc2.weight"][1]
@@ -74,6 +70,7 @@ def from_tensors(shapes: Shapes) -> Options:
         "qkv_bias": biased,
         "key_bias": of_keys if biased else True,
         "projection_bias": f"{attention}.proj.bias" in shapes,
+        "parallel": f"{block}.norm2.weight" not in shapes,
         "gated_mlp": gated,
         "layer_scale": {(True, True): "all", (True, False): "attention"}.get(tuple(scales), "none"),
         "patch_bias": "patch_embed.proj.bias" in shapes,
@@ -159,6 +156,13 @@ def _from_metadata(
             (),
         )
     return _by_comparison(tensor_options, shapes, arguments)
+
+
+def arguments_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """timm's arguments that `metadata` has, with those of the published model that it names."""
+    known = published.architectures().get(metadata.get("architecture", ""))
+    stated = {n: v for n, v in metadata.items() if n not in _NO_ARGUMENTS}
+    return (known.arguments if known else {}) | stated
 
 
 # What `metadata` has that is no argument of timm's class.
@@ -283,7 +287,7 @@ def published_heads(options: Options) -> tuple[int | None, dict[str, Open]]:
 def check_supported(architecture: str) -> None:
     """Raises `CheckpointError` for a ViT of timm that cannot be computed here."""
     known = published.architectures().get(architecture)
-    if known and known.kind in KINDS:
+    if known and known.kind in KINDS and not vit_naflex.is_cropping(known.arguments):
         from_arguments(known.kind, known.arguments)
 
 

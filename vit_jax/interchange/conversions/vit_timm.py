@@ -10,6 +10,7 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.conversions import (
     contract,
     pytorch,
@@ -18,6 +19,7 @@ from vit_jax.interchange.conversions import (
     vit_naflex,
     vit_new_timm,
     vit_options,
+    vit_rearranged,
 )
 from vit_jax.interchange.conversions.rules import SAME, Rule, reordered
 from vit_jax.interchange.conversions.vit_flax import with_learned_position, without_class_row
@@ -44,11 +46,21 @@ class Timm(contract.TimmConversion):
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
     ) -> contract.DetectedModel | None:
+        if vit_rearranged.is_parallel(shapes):
+            shapes = vit_rearranged.as_plain(shapes, vit_rearranged.rows_of_shape)
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
             return None
+        if vit_naflex.is_cropped(shapes, metadata):
+            return None
         return recognise(shapes, metadata)
+
+    def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """As a plain ViT has them."""
+        if vit_rearranged.is_parallel(tensors):
+            tensors = vit_rearranged.as_plain(tensors, vit_rearranged.rows_of_array)
+        return vit_rearranged.with_all_heads(tensors)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters, in the variant of the names that `layout` describes."""

@@ -1,5 +1,5 @@
 """Token merging (ToMe, arXiv 2210.09461): in each block of a ViT, after attention, the pairs of patches whose keys are
-most alike become one token, their mean. Fewer tokens are left for all that follows, without training.
+most alike become one token, their mean. Fewer tokens are left for all that follows, after training or in it.
 
 As the paper has it: patches are split by turns in two halves; each of the first finds the one of the second whose key,
 the mean of the heads, has the largest cosine with its own; of these pairs the `token_merging` most alike are merged. A
@@ -8,6 +8,7 @@ patches stay. Here patches have their places again after the last block: each ge
 maps, means and heads read as many tokens as without.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute import choices, partitioning, recompute
 from vit_jax.compute.dropout import by_depth, split
 from vit_jax.models import classifier, contract
 from vit_jax.models.attention import attention_flops
@@ -93,7 +95,7 @@ class MergingEncoder(blocks.PublishedEncoder):
         patches = math.prod(config.grid)
         first = x.shape[1] - patches
         shape = (x.shape[0], x.shape[1])
-        sizes = jnp.ones(shape, jnp.float32)
+        sizes = None
         # Of each token that came in, which one it is part of.
         places = jnp.broadcast_to(jnp.arange(shape[1]), shape)
         rates, keys = by_depth(
@@ -102,28 +104,40 @@ class MergingEncoder(blocks.PublishedEncoder):
         definition, parameters = nnx.split(self.layers)
         arrays = []
         for number, merged in enumerate(counts(config)):
-            block = nnx.merge(definition, jax.tree.map(lambda p, i=number: p[i], parameters))
+            run = functools.partial(
+                self._run, definition, first=first, merged=merged, capture=capture
+            )
+            run = recompute.apply(run, choices.remat(config), prevent_cse=True)
+            parameters_here = jax.tree.map(lambda p, i=number: p[i], parameters)
             drawn = split(None if keys is None else keys[number], 4)
-            normed = block.attention_norm(x)
-            bias = None
-            if number:
-                pairs = (x.shape[0], config.heads, x.shape[1], x.shape[1])
-                bias = jnp.broadcast_to(jnp.log(sizes)[:, None, None], pairs)
-            y, weights = block.attention(normed, key=drawn[0], bias=bias)
-            x = blocks.add_residual(x, y, block.attention_scale, rates[number], drawn[1])
-            seen = sizes, places
-            if merged:
-                # Computed a second time in the text of the program alone.
-                keys_of_tokens = block.attention.project(
-                    normed.astype(block.attention.dtype), None
-                )[1]
-                x, sizes, places = merge(x, sizes, places, keys_of_tokens.mean(2), merged, first)
-            y = block.mlp(block.mlp_norm(x), key=drawn[2])
-            x = blocks.add_residual(x, y, block.mlp_scale, rates[number], drawn[3])
-            arrays.append(_captured(capture, weights, seen, x, places))
+            biased = sizes if number else None
+            x, sizes, places, captured = run(
+                parameters_here, x, biased, places, rates[number], drawn
+            )
+            arrays.append(captured)
         x = x if self.norm is None else self.norm(x)
         stacked = {name: jnp.stack([a[name] for a in arrays]) for name in arrays[0]}
         return _spread(x, places), stacked
+
+    def _run(self, definition, parameters, x, sizes, places, rate, keys, *, first, merged, capture):
+        """One block: tokens, sizes, places, and what is captured. `sizes` are `None` where all are 1."""
+        block, x = nnx.merge(definition, parameters), recompute.keep(x, recompute.INPUT)
+        normed, bias = block.attention_norm(x), None
+        if sizes is not None:
+            pairs = (x.shape[0], self.config.heads, x.shape[1], x.shape[1])
+            bias = jnp.broadcast_to(jnp.log(sizes)[:, None, None], pairs)
+        sizes = jnp.ones(x.shape[:2], jnp.float32) if sizes is None else sizes
+        y, weights = block.attention(normed, key=keys[0], bias=bias)
+        x = blocks.add_residual(x, y, block.attention_scale, rate, keys[1])
+        seen = sizes, places
+        if merged:
+            # Computed a second time in the text of the program alone.
+            metric = block.attention.project(normed.astype(block.attention.dtype), None)[1]
+            x, sizes, places = merge(x, sizes, places, metric.mean(2), merged, first)
+        y = block.mlp(block.mlp_norm(x), key=keys[2])
+        x = blocks.add_residual(x, y, block.mlp_scale, rate, keys[3])
+        x = partitioning.constrain_batch(x)
+        return x, sizes, places, _captured(capture, weights, seen, x, places)
 
 
 def merge(
@@ -142,7 +156,8 @@ def merge(
     Returns:
       The three of n - count tokens: those that are no patches, those of one half that stay, those of the other.
     """
-    metric = metric.astype(jnp.float32)
+    # Which tokens go together has no derivative.
+    metric = jax.lax.stop_gradient(metric).astype(jnp.float32)
     metric = metric / jnp.linalg.norm(metric, axis=-1, keepdims=True)
     a, b = metric[:, first + 1 :: 2], metric[:, first::2]
     scores = jnp.einsum("bic,bjc->bij", a, b)

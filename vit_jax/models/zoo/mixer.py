@@ -1,4 +1,7 @@
-"""MLP-Mixer (arXiv 2105.01601), as the official code defines it, and its rule for larger images."""
+"""MLP-Mixer (arXiv 2105.01601), as the official code defines it, and its rule for larger images. It is isotropic: every
+layer has the same shapes, and maps patches (N, D) to the same. Its cost is linear in their number: Mixer-B/16 takes
+25.2, 100.8 and 403.2 GFLOPs at 224, 448 and 896 pixels, ViT-B/16 35.1, 157.0 and 899.4.
+"""
 
 import dataclasses
 import re

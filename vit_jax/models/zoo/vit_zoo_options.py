@@ -180,7 +180,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     token_merging: int = option(
         0,
-        "patches that each block merges with those most like them (ToMe, 2210.09461): less work after training",
+        "patches that each block merges with those most like them (ToMe, 2210.09461): less work",
         minimum=0,
         may_change=True,
         published=True,

@@ -21,10 +21,12 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models import classifier, layer_features, layout, registry
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layer_features import LayerFeatures
-from vit_jax.objectives.contract import Batch, FromCheckpoint, Learner, Objective, ObjectiveContext
+from vit_jax.objectives.contract import Batch, FromCheckpoint, Learner, ObjectiveContext
 from vit_jax.objectives.features import adaptors, losses
 from vit_jax.objectives.features.standardize import Moments, PhiS
+from vit_jax.objectives.output_term import OutputTerm
 
 _OPTION = "config.objective.teachers"
 KINDS = ("summary", "patches")
@@ -84,7 +86,7 @@ class Own(nnx.Module):
         self.standards = nnx.List([nnx.Dict(standards) for _, standards in made])
 
 
-class Features(Objective):
+class Features(OutputTerm):
     """The loss. Metrics: of each teacher, by its number, the mean cosine of the student's and its features."""
 
     Options = FeaturesOptions
@@ -158,9 +160,16 @@ class Features(Objective):
                 total += 2 * rows * kernel.size
         return total
 
-    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+    def of_output(
+        self,
+        learner: Learner,
+        output: ModelOutput,
+        layers: tuple[LayerFeatures, ...],
+        batch: Batch,
+        rngs: nnx.Rngs,
+    ):
         images, own = batch["image"], learner.own
-        layers = self._student(learner.model, images, rngs)
+        layers = layers or (layer_features.last(output, self.context.model),)
         of_teachers, ready, metrics = [], jnp.bool_(True), {}
         for number, teacher in enumerate(learner.teacher):
             taught = jax.lax.stop_gradient(
@@ -202,13 +211,6 @@ class Features(Objective):
         if self.options.standardize == "phi_s":
             return PhiS(width, self.options.sample)
         return Moments(width) if self.options.standardize == "moments" else None
-
-    def _student(
-        self, model: nnx.Module, images: jax.Array, rngs: nnx.Rngs
-    ) -> tuple[LayerFeatures, ...]:
-        call = {"deterministic": False, "rngs": rngs}
-        output, layers = layer_features.compute(model, images, self.layers, norm=False, **call)
-        return layers or (layer_features.last(output, model.config),)
 
 
 def _look(model: nnx.Module, images: jax.Array, kinds: Sequence[str]) -> dict[str, jax.Array]:

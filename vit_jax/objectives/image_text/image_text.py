@@ -1,5 +1,6 @@
 """Images and texts that belong together get vectors of the same direction: SigLIP (arXiv 2303.15343), CLIP (arXiv
-2103.00020), and LiT (arXiv 2111.07991), whose image tower is frozen by `config.optim.freeze`.
+2103.00020), LiT (arXiv 2111.07991), whose image tower is frozen by `config.optim.freeze`, and dino.txt (arXiv
+2412.16334), which trains blocks on top of a frozen one.
 
 The model is the image tower; the text tower, the projections and the loss's temperature and bias are the objective's
 own. A loss is over all pairs of a batch, so that a batch is never split: `config.accumulate` must be 1.
@@ -15,25 +16,25 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.models import layer_features, registry
+from vit_jax.models import layer_features, layout, registry
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import Linear
 from vit_jax.models.text_tower import KINDS, TextTower, TextTowerConfig, blocks_of
-from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
-from vit_jax.objectives.image_text import sigmoid, softmax
+from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
+from vit_jax.objectives.contract import Batch, Learner, ObjectiveContext
+from vit_jax.objectives.image_text import sigmoid, softmax, vision_head
+from vit_jax.objectives.output_term import OutputTerm
 
 _LEAST = 1e-8  # added to a length, as in big_vision
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageTextOptions:
-    """What `config.objective` says for images and texts."""
+class TokenOptions:
+    """What `config.objective` says of texts as tokens."""
 
     tokenizer: str = option(
         "bytes",
         "how captions become tokens: a tokenizer.json, a SentencePiece .model, the folder of one, or 'bytes' of UTF-8",
-    )
-    loss: str = option(
-        "sigmoid", "of all pairs of a batch: SigLIP's or CLIP's", choices=("sigmoid", "softmax")
     )
     text: str = option(
         "siglip",
@@ -41,16 +42,36 @@ class ImageTextOptions:
         choices=KINDS,
     )
     text_length: int = option(64, "tokens of a text; longer ones are cut", minimum=2)
+    vocabulary: int = option(0, "rows of the table of tokens; 0: the tokenizer's", minimum=0)
+    text_end: int = option(-1, "token at the end of a text; -1: the tokenizer's", minimum=-1)
+    text_pad: int = option(-1, "token after the end; -1: the tokenizer's", minimum=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageTextOptions(TokenOptions):
+    """What `config.objective` says for images and texts."""
+
+    loss: str = option(
+        "sigmoid", "of all pairs of a batch: SigLIP's or CLIP's", choices=("sigmoid", "softmax")
+    )
     text_width: int = option(0, "size of a token; 0: as of the image tower", minimum=0)
     text_depth: int = option(0, "number of blocks; 0: as of the image tower", minimum=0)
     text_mlp_dim: int = option(0, "hidden size of the MLPs; 0: as of the image tower", minimum=0)
     text_heads: int = option(0, "attention heads; 0: as of the image tower", minimum=0)
-    embed: int = option(
-        0, "size of both vectors, images projected too; 0: the image tower's width", minimum=0
+    image_blocks: int = option(
+        0,
+        "blocks on the tokens of the image tower, which itself computes as in evaluation; an image's vector is then "
+        "their class token beside the mean of their patches (dino.txt); 0: none",
+        minimum=0,
     )
-    vocabulary: int = option(0, "rows of the table of tokens; 0: the tokenizer's", minimum=0)
-    text_end: int = option(-1, "token at the end of a text; -1: the tokenizer's", minimum=-1)
-    text_pad: int = option(-1, "token after the end; -1: the tokenizer's", minimum=-1)
+    image_drop_path: float = option(
+        0.0, "stochastic depth of each of these blocks", minimum=0, below=1
+    )
+    embed: int = option(
+        0,
+        "size of both vectors, images projected too; 0: the image tower's width, of image_blocks twice that",
+        minimum=0,
+    )
     temperature: float = option(
         0.0,
         "by which cosines are multiplied at the beginning; 0: 10, or 1/0.07 of softmax",
@@ -65,21 +86,28 @@ class Own(nnx.Module):
     """The text tower, and what compares the vectors of both."""
 
     def __init__(
-        self, text: TextTowerConfig, width: int, options: ImageTextOptions, rngs: nnx.Rngs
+        self,
+        text: TextTowerConfig,
+        width: int,
+        blocks: PublishedViTConfig | None,
+        options: ImageTextOptions,
+        rngs: nnx.Rngs,
     ):
+        """`width`: of what the image tower gives; `blocks`: those on top of it, see `vision_head`."""
         self.text = TextTower(text, rngs)
         dtype, bias = jnp.dtype(text.blocks.dtype), dict(use_bias=False)
-        project = (
-            Linear(width, options.embed, **bias, dtype=dtype, rngs=rngs) if options.embed else None
+        projects = options.embed and not blocks
+        self.image_projection = (
+            Linear(width, options.embed, **bias, dtype=dtype, rngs=rngs) if projects else None
         )
-        self.image_projection = project
         usual = sigmoid.TEMPERATURE if options.loss == "sigmoid" else softmax.TEMPERATURE
         given = options.temperature
         self.temperature = nnx.Param(jnp.float32(math.log(given) if given else usual))
         self.bias = nnx.Param(jnp.float32(options.bias)) if options.loss == "sigmoid" else None
+        self.image_head = vision_head.VisionHead(blocks, text.outputs, rngs) if blocks else None
 
 
-class ImageText(Objective):
+class ImageText(OutputTerm):
     """The loss of pairs; metrics are the `cosine` of a pair, the `temperature` that cosines are multiplied by, and for
     the sigmoid loss the `bias`.
     """
@@ -99,8 +127,20 @@ class ImageText(Objective):
             )
 
     @functools.cached_property
+    def blocks(self) -> PublishedViTConfig | None:
+        """Those on top of the image tower."""
+        options = self.options
+        if not options.image_blocks:
+            return None
+        return vision_head.blocks_of(
+            self.context.model, options.image_blocks, options.image_drop_path
+        )
+
+    @functools.cached_property
     def width(self) -> int:
-        """Of the vector that the image tower gives. The model is traced for it, once: each log counts operations."""
+        """Of an image's vector before it is projected. The model is traced for it, once: each log counts operations."""
+        if self.blocks:
+            return 2 * self.blocks.width
         features = layer_features.shapes_of(self.context.model, lambda model, x: model(x).features)
         return features.shape[-1]
 
@@ -130,7 +170,7 @@ class ImageText(Objective):
         )
 
     def own_modules(self, rngs: nnx.Rngs) -> Own:
-        return Own(self.text_config(), self.width, self.options, rngs)
+        return Own(self.text_config(), self.width, self.blocks, self.options, rngs)
 
     def targets(self, batch: Batch) -> Batch:
         """`tokens` (B, L) int32, which nothing mixes; of images to be evaluated none."""
@@ -140,21 +180,43 @@ class ImageText(Objective):
         """Operations of an image's and a text's forward pass, and of their products with all of the batch."""
         text = self.text_config()
         towers = registry.count_flops(self.context.model) + text.flops()
-        projection = 2 * self.width * self.options.embed
+        if self.blocks:
+            patches = math.prod(layout.grid(self.context.model))
+            projection = vision_head.head_flops(self.blocks, patches, text.outputs)
+        else:
+            projection = 2 * self.width * self.options.embed
         return towers + projection + 2 * self.context.batch_size * text.outputs
 
-    def image_vectors(self, own: Own, features: jax.Array) -> jax.Array:
-        """Of length 1, (B, E) float32, for what the image tower gives (B, D)."""
-        return _unit(features if own.image_projection is None else own.image_projection(features))
+    def image_vectors(
+        self, own: Own, output: ModelOutput, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
+        """Of length 1, (B, E) float32, for what the image tower gives; `rngs` in training."""
+        if own.image_head is not None:
+            token, patches = own.image_head(output, self.context.model, rngs)
+            return unit(jnp.concatenate([token, patches.mean(1)], axis=-1))
+        return unit(self.projected(own, output.features))
+
+    def projected(self, own: Own, features: jax.Array) -> jax.Array:
+        """What the image tower gives (n, D) as vectors (n, E) of any length."""
+        return features if own.image_projection is None else own.image_projection(features)
 
     def text_vectors(self, own: Own, tokens: jax.Array) -> jax.Array:
         """Of length 1, (B, E) float32, for tokens (B, L) int32."""
-        return _unit(own.text(tokens))
+        return unit(own.text(tokens))
 
-    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+    def text_term(self, own: Own | None) -> tuple["ImageText", Own | None]:
+        """What compares images with texts, and what it owns: itself; of a sum one of its terms."""
+        return self, own
+
+    @property
+    def fixed_model(self) -> bool:
+        return bool(self.options.image_blocks)
+
+    def of_output(
+        self, learner: Learner, output: ModelOutput, layers: tuple, batch: Batch, rngs: nnx.Rngs
+    ):
         own = learner.own
-        output = learner.model(batch["image"], deterministic=False, rngs=rngs)
-        images = self.image_vectors(own, output.features)
+        images = self.image_vectors(own, output, rngs)
         texts = self.text_vectors(own, batch["tokens"])
         temperature = own.temperature[...]
         metrics = {"cosine": jnp.sum(images * texts, axis=1)}
@@ -169,7 +231,7 @@ class ImageText(Objective):
         return loss, metrics | {"temperature": jnp.broadcast_to(jnp.exp(temperature), loss.shape)}
 
 
-def _unit(x: jax.Array) -> jax.Array:
+def unit(x: jax.Array) -> jax.Array:
     """(…, D) -> float32 of length 1."""
     x = x.astype(jnp.float32)
     # The root of zero has no gradient.

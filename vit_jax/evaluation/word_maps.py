@@ -1,0 +1,71 @@
+"""Segmentation by the names of classes alone: each pixel has the class whose texts its patch is most like (dino.txt,
+arXiv 2412.16334 §4). No mask is learned from.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.data import sources
+from vit_jax.data.labels.masks import mask_table
+from vit_jax.devices import meshes
+from vit_jax.evaluation import contract, maps, words
+from vit_jax.evaluation.both_towers import TextProgram
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
+from vit_jax.evaluation.segmentation import Segmentation
+
+
+@dataclasses.dataclass(frozen=True)
+class WordMapsOptions(contract.EvaluatorOptions):
+    """What `word_maps` takes."""
+
+    windows: str = option(
+        "whole",
+        "what the model sees: the whole image squeezed to its size, or windows that cover it",
+        choices=maps.WINDOWS,
+    )
+    templates: tuple = option(words.TEMPLATES, "texts of a class, whose name stands for {}")
+    names: tuple = option((), "of the classes, in their order; (): as the data set calls them")
+
+
+class WordMaps(Segmentation):
+    """`mean_iou`, `pixel_accuracy`, `mean_accuracy`, `images` and `iou/CLASS`, as `segmentation` has them."""
+
+    Options = WordMapsOptions
+
+    def __init__(self, options: WordMapsOptions, context: EvalContext):
+        contract.Evaluator.__init__(self, options, context)
+        self._texts = TextProgram(context.networks, context.config.objective.name)
+        self.config = dataclasses.replace(context.config, data=self.data())
+        self.source, where = (
+            sources.open_eval(self.config.data),
+            "config.eval.evaluators: word_maps",
+        )
+        table = mask_table(self.source)
+        if table is None:
+            raise ConfigError(
+                f"{where} needs masks, and {self.config.data.name!r} has none: set its option data, such as "
+                "('word_maps', {'data': {'name': 'masks', 'path': 'DIR'}})"
+            )
+        if options.names and len(options.names) != len(table.classes):
+            raise ConfigError(
+                f"{where}: names has {len(options.names)}, and the data {len(table.classes)} classes"
+            )
+        words.check_templates(options.templates, where)
+        self.classes, self.things, self._compiled = tuple(table.classes), (), None
+        self._map = words.make_map_answers(context.networks, self.config.data)
+
+    def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:
+        if self._compiled is None:
+            self._compiled = jax.jit(self._map, out_shardings=meshes.batch_sharding(mesh))
+        names, templates = self.options.names or self.classes, self.options.templates
+        size = self.config.eval.batch_size or self.config.batch_size
+        of_model = self.context.networks, names, templates, trained.own
+        return functools.partial(
+            self._compiled, words.vectors_of_patches(self._texts, *of_model, mesh, size)
+        )

@@ -1,0 +1,115 @@
+"""Names of classes as texts, and images or patches by them (CLIP, arXiv 2103.00020 §3.1; text is made canonical as in
+big_vision's evaluators/proj/image_text/prompt_engineering; maps as of dino.txt, arXiv 2412.16334).
+"""
+
+import re
+import string
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.augmentation.augment import prepared
+from vit_jax.data.options import Data
+from vit_jax.evaluation.both_towers import TextProgram, text_term
+from vit_jax.models import registry
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.image_text import patches
+from vit_jax.objectives.networks import Networks
+
+# The seven of CLIP's 80 templates that its authors found to do best on ImageNet.
+TEMPLATES = (
+    "itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}.", "a {} in a video game.",
+    "art of the {}.", "a photo of the small {}.",
+)  # fmt: skip
+
+
+def check_templates(templates: Sequence[str], where: str) -> None:
+    """Raises `ConfigError` if there are none, or one has no place for the name of a class."""
+    if not templates:
+        raise ConfigError(
+            f"{where}: templates = (): name at least one, such as 'a photo of a {{}}'"
+        )
+    if lacking := [text for text in templates if "{}" not in text]:
+        raise ConfigError(
+            f"{where}: templates: {lacking[0]!r} has no {{}}, for the name of a class"
+        )
+
+
+def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """The texts of classes: of each name all templates."""
+    return [prompt(name, template) for name in names for template in templates]
+
+
+def class_vectors(vectors: np.ndarray, classes: int) -> np.ndarray:
+    """Of classes, (K, E) of length 1, by the vectors of their `prompts`."""
+    means = vectors.reshape(classes, -1, vectors.shape[-1]).mean(1)
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def vectors_of_patches(
+    program: TextProgram,
+    networks: Networks,
+    names: Sequence[str],
+    templates: Sequence[str],
+    own: Weights,
+    mesh: Mesh,
+    size: int,
+) -> np.ndarray:
+    """What patches are compared with, (K, E) of length 1, see `patches.part_of_texts`. Arguments: of `TextProgram`."""
+    vectors = program(prompts(names, templates), own, mesh, size)
+    objective, _ = text_term(networks, None)
+    return patches.part_of_texts(objective, class_vectors(vectors, len(names)))
+
+
+def make_map_answers(
+    networks: Networks, data: Data
+) -> Callable[[jax.Array, Weights, Weights, jax.Array], tuple[jax.Array]]:
+    """The forward pass of maps by words, to be compiled: of the vectors of classes (K, E), the model's arrays, those of
+    what the objective owns, and images (B, H, W, C) uint8, to scores (B, h, w, K) float32, the softmax of cosines.
+
+    Raises:
+      ConfigError: its patches are not compared with texts.
+    """
+    objective, _ = text_term(networks, None)
+    patches.check_patches(objective)
+
+    def answers(
+        classes: jax.Array, weights: Weights, own: Weights, images: jax.Array
+    ) -> tuple[jax.Array]:
+        on_devices = networks.for_devices()
+        model = nnx.merge(registry.abstract(on_devices.model_config)[0], *weights)
+        images = prepared(images, data, jnp.dtype(on_devices.model_config.dtype))
+        vectors = patches.patch_vectors(*text_term(on_devices, own), model, images)
+        exact = jax.lax.Precision.HIGHEST
+        return (jax.nn.softmax(jnp.einsum("bhwe,ke->bhwk", vectors, classes, precision=exact)),)
+
+    return answers
+
+
+def names_of(classes: Sequence[str]) -> list[str]:
+    """What classes are called: of those of ImageNet, which data sets number by WordNet, their names."""
+    if not all(re.fullmatch(r"n\d{8}", name) for name in classes):
+        return list(classes)
+    from vit_jax.data.labels import imagenet
+
+    known = imagenet.classes()
+    return [known.get(name, name) for name in classes]
+
+
+def prompt(name: str, template: str) -> str:
+    """The canonical text of a class: without punctuation, in lower case, a space between words.
+
+    >>> prompt("Great_White-Shark", "a photo of the {}.")
+    'a photo of the great whiteshark'
+    """
+    return _canonical(template, "{}").replace("{}", _canonical(name, ","))
+
+
+def _canonical(text: str, kept: str) -> str:
+    removed = str.maketrans("", "", "".join(c for c in string.punctuation if c not in kept))
+    return " ".join(text.replace("_", " ").translate(removed).lower().split())

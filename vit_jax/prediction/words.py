@@ -1,0 +1,79 @@
+"""Maps of images by words: which of them each pixel is most like, by a model that was trained with images and texts."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints.trained_model import TrainedModel
+from vit_jax.data.labels.masks import IGNORED
+from vit_jax.devices import meshes
+from vit_jax.evaluation import words as by_words
+from vit_jax.evaluation.both_towers import TextProgram
+from vit_jax.evaluation.forward import data_of
+from vit_jax.evaluation.run import with_own
+from vit_jax.evaluation.segmentation import check_windows, grain
+from vit_jax.evaluation.word_maps import WordMapsOptions
+from vit_jax.objectives import find_objective
+from vit_jax.prediction.maps import Segmenter
+
+_FIELD = "--words"
+
+
+class WordSegmenter(Segmenter):
+    """A model of images and texts, whose classes are words."""
+
+    def __init__(self, run: TrainedModel, words: Sequence[str], windows: str | None = None):
+        """
+        Args:
+          run: from `loading.load_run`.
+          words: names of classes, which the texts are made of that the run is evaluated with, or else CLIP's seven.
+          windows: one of `maps.WINDOWS`; by default as the run is evaluated.
+
+        Raises:
+          ConfigError: the model has no text tower, its patches are not compared with texts, or it is not known how
+            images are normalised; or the words are no names.
+        """
+        check_words(words)
+        objective = run.config.objective.name
+        if not find_objective(run.config.objective)[0].own_judged:
+            raise ConfigError(
+                f"{_FIELD}: {run.directory} has no text tower, being trained with config.objective.name={objective!r}: "
+                "pass a run of image_text"
+            )
+        run = with_own(run)
+        options, networks = _options_of(run), run.own.networks
+        self.things, self.table = (), None
+        self._windows, self._grain = windows or options.windows, grain(run.model_config)
+        check_windows(self._windows, ())
+        self.data, self.classes, self._run = data_of(run), tuple(words), run
+        mesh = meshes.replica_mesh()
+        program = TextProgram(networks, objective)
+        answers = by_words.make_map_answers(networks, self.data)
+        of_classes = by_words.vectors_of_patches(
+            program, networks, words, options.templates, run.own.weights, mesh, 8 * mesh.size
+        )
+        self.answers = functools.partial(jax.jit(answers), of_classes)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises `ConfigError` for words that no map can be made of."""
+    named = [by_words.prompt(word, "{}") for word in words]
+    if len(words) < 2 or not all(named):
+        raise ConfigError(
+            f"{_FIELD} = {','.join(words)!r}: name two words or more, separated by commas, and what else is in images: "
+            f"{_FIELD}=tumour,stroma,background"
+        )
+    if twice := [word for i, word in enumerate(named) if word in named[:i]]:
+        raise ConfigError(f"{_FIELD}: {twice[0]!r} is there twice")
+    if len(words) > IGNORED:
+        raise ConfigError(f"{_FIELD}: {len(words)} words, and masks have {IGNORED} at most")
+
+
+def _options_of(run: TrainedModel) -> WordMapsOptions:
+    """How maps are made, by `config.eval.evaluators`."""
+    entries = (entry for entry in run.config.eval.evaluators if not isinstance(entry, str))
+    options = next((options for name, options in entries if name == "word_maps"), {})
+    known = {name: options[name] for name in ("windows", "templates") if name in options}
+    return WordMapsOptions(**known)
