@@ -106,6 +106,7 @@ STAND_INS = {
     r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",
     r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR|RUN\d)": r"\1{folder}/trained",
     r'(.*=\(")CHECKPOINT(",\))': r"\1{folder}/trained\2",
+    r'(.*=\(")CHECKPOINT(", ")CHECKPOINT("\))': r"\1{folder}/trained\2{folder}/trained\3",
     r"/data/images": "{folder}/IMAGES",
 }
 

@@ -332,6 +332,8 @@ class ObjectiveSection(_Fields):
     'tokens of a text; longer ones are cut (default: 64)'
     vocabulary: int | None
     "rows of the table of tokens; 0: the tokenizer's (default: 0)"
+    tokenizer_digest: str | None
+    "fingerprint of the tokens, which a run keeps: no tokenizer with others is taken (default: '')"
     text_end: int | None
     "token at the end of a text; -1: the tokenizer's (default: -1)"
     text_pad: int | None

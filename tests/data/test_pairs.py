@@ -8,9 +8,11 @@ import cv2
 import numpy as np
 import pytest
 import sentencepiece
+import tensorflow_datasets as tfds
 
 from tests import lazily
 from tests.data.test_tar import image, write_tar
+from tests.data.tiny_tfds import write_tfds
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources, texts
@@ -18,7 +20,9 @@ from vit_jax.data.batches import TrainBatches
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.tokenizer import train_tokenizer
 from vit_jax.data.record import BadImage, Record
-from vit_jax.objectives.image_text.image_text import ImageTextOptions
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.contract import ObjectiveContext, SavedObjective
+from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
 from vit_jax.training.assembly import resolve
 
 tokenizers = lazily.Package("tokenizers")
@@ -100,6 +104,51 @@ def test_lists_that_are_none_are_refused(tmp_path, content, message):
         opened(tmp_path / "a")
 
 
+def test_captions_of_coco_are_read_as_tfds_prepares_them(tmp_path):
+    features = tfds.features
+    objects = {"label": features.ClassLabel(num_classes=3), "is_crowd": np.bool_}
+    coco = {
+        "captions": features.Sequence({"id": np.int64, "text": tfds.features.Text()}),
+        "image": features.Image(),
+        "image/filename": features.Text(),
+        "image/id": np.int64,
+        "objects": features.Sequence(objects),
+    }
+    examples = [
+        {
+            "captions/id": [7],
+            "captions/text": [f" a dog {i}".encode(), b"one  dog"],
+            "image/id": [i],
+        }
+        | {"image/filename": b"a.jpg", "objects/label": [0], "objects/is_crowd": [0]}
+        for i in range(3)
+    ]
+    splits = {"train": examples, "val": examples[:1]}
+    png = write_tfds(tmp_path / "coco_captions/2014/1.1.0", coco, splits)
+    for below in ("2014", "2014/1.1.0"):
+        source = opened(tmp_path / "coco_captions" / below)
+        assert len(source) == 3 and source.classes == () and not source.multi_label
+        records = pickle.loads(pickle.dumps(source)).read([2, 0])
+        assert [r.label for r in records] == [("a dog 2", "one dog"), ("a dog 0", "one dog")]
+        assert records[0].image == png
+    assert len(opened(tmp_path / "coco_captions/2014", "test")) == 1
+    with pytest.raises(ConfigError, match="has variants, .*2014"):
+        opened(tmp_path / "coco_captions")
+
+
+def test_captions_of_tfds_that_are_none_are_refused(tmp_path):
+    image_alone = {"image": tfds.features.Image()}
+    write_tfds(tmp_path / "a/1.0.0", image_alone, [{}])
+    with pytest.raises(ConfigError, match="has no captions, .* it has: image"):
+        opened(tmp_path / "a")
+    one = image_alone | {"caption": tfds.features.Text()}
+    write_tfds(tmp_path / "b/1.0.0", one, [{"caption": b"a \xff"}, {"caption": b"a dog"}])
+    source = opened(tmp_path / "b")
+    assert source[1].label == ("a dog",)
+    with pytest.raises(BadImage, match="record 0.*its caption cannot be read"):
+        source.read([0])
+
+
 def test_a_place_without_pairs_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         opened(tmp_path / "nothing.csv")
@@ -157,6 +206,30 @@ def test_tokens_are_those_of_the_packages(tmp_path):
     ]
 
 
+def test_a_vocabulary_is_known_by_its_tokens_and_their_order(tmp_path):
+    tokens = {token: number for number, token in enumerate(["<pad>", "<eos>", "a", "b"])}
+    swapped = tokens | {"a": 3, "b": 2}
+    digests = []
+    for i, vocabulary in enumerate((tokens, tokens, swapped)):
+        model = tokenizers.models.BPE(vocab=vocabulary, merges=[])
+        tokenizers.Tokenizer(model).save(path := str(tmp_path / f"{i}.json"))
+        digests.append(texts.open_tokenizer(path).digest)
+    assert digests[0] == digests[1] != digests[2]
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    pieces = [texts.open_tokenizer(piece_model(tmp_path / name)).digest for name in "ab"]
+    assert pieces[0] == pieces[1] not in digests
+
+
+def test_a_text_tower_of_another_vocabulary_continues_without_its_table_of_tokens():
+    like = Weights({"text": {"token_table": np.ones((3, 2)), "position": np.ones((1, 4, 2))}}, {})
+    context = ObjectiveContext(default_config().model, (), (), total_steps=1, to_steps=int)
+    for digest, reset in (("of these", []), ("of others", ["text/token_table"]), ("", [])):
+        own = ImageText(ImageTextOptions(tokenizer_digest="of these"), context)
+        saved = SavedObjective(ImageText, {"tokenizer_digest": digest}, lambda: like)
+        taken, why = own.own_from(saved, like)
+        assert list(why) == reset and "text/position" in taken, digest
+
+
 def test_a_caption_is_drawn_by_seed_and_step(tmp_path):
     folder = folder_of(tmp_path / "a", 1)
     rows = "".join(f"0.png,{text}\n" for text in "abcd")
@@ -190,11 +263,13 @@ def test_what_does_not_go_with_captions_is_refused(tmp_path):
         (dict(accumulate=2), "config.accumulate = 2"),
         (dict(objective=dict(tokenizer="bits")), "bits' is no file"),
         (dict(objective=dict(vocabulary=100)), "has 259 tokens"),
+        (dict(objective=dict(tokenizer_digest="0123")), "tokens that are not those"),
         (dict(objective=dict(tokenizer=str(tmp_path))), "has none of tokenizer.json"),
     ):
         with pytest.raises(ConfigError, match=message):
             resolve_with(**fields)
-    assert resolve_with().objective.vocabulary == 259
+    objective = resolve_with().objective
+    assert objective.vocabulary == 259 and objective.tokenizer_digest == "bytes"
     rows = texts.TextRows(ImageTextOptions(text_length=4))
     out = np.empty(4, np.int32)
     with pytest.raises(BadImage, match="it has no caption"):

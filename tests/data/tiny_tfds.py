@@ -22,11 +22,13 @@ def varint(value):
 
 
 def example(**features):
-    """A serialised tf.train.Example of bytes, lists of non-negative integers, and arrays of floats."""
+    """A serialised tf.train.Example of bytes, lists of bytes or of non-negative integers, and arrays of floats."""
     entries = []
     for name, value in features.items():
         if isinstance(value, bytes):
             feature = message((1, message((1, value))))
+        elif isinstance(value, list) and value and isinstance(value[0], bytes):
+            feature = message((1, message(*((1, text) for text in value))))
         elif isinstance(value, np.ndarray):
             feature = message((2, message((1, value.astype("<f4").tobytes()))))
         else:

@@ -1,7 +1,8 @@
-"""The command line of vit_jax with a data source that tests can watch and disturb.
+"""The command line of vit_jax with data sources that tests can watch and disturb.
 
-`python -m tests.integration.observed COMMAND …` is `python -m vit_jax COMMAND …`, except that the digits write down
-which of them were read, and that reading does what the environment variable OBSERVED says, as JSON:
+`python -m tests.integration.observed COMMAND …` is `python -m vit_jax COMMAND …`, except that the digits, and their
+pairs with captions, write down which of them were read, and that reading does what the environment variable OBSERVED
+says, as JSON:
 
   folder: where the numbers of the examples that process I read go to, in reads-I.txt.
   seconds: every example takes at least so long; with `slow`, those of process `slow` alone.
@@ -21,7 +22,7 @@ import time
 from vit_jax.base import places
 from vit_jax.data import sources
 from vit_jax.data.record import DataError, Record
-from vit_jax.data.sources import digits
+from vit_jax.data.sources import digit_pairs, digits
 
 _SAID = json.loads(os.environ["OBSERVED"])
 _PROCESS = int(os.environ.get("JAX_PROCESS_ID", 0))
@@ -29,24 +30,28 @@ _FOLDER = pathlib.Path(_SAID["folder"])
 _ONE_BY_ONE = threading.Lock()
 
 
+def _observe(index: int) -> None:
+    path = _FOLDER / f"reads-{_PROCESS}.txt"
+    with _ONE_BY_ONE:  # threads that count the same lines would pass the example by
+        before = len(path.read_text().splitlines()) if path.exists() else 0
+        if disturbed := (_PROCESS, before) == (_SAID.get("process"), _SAID.get("example")):
+            if _SAID["action"] == "fail":
+                raise DataError("the disk of process 1 has crashed")
+            os.mkfifo(_FOLDER / "fifo")
+        with path.open("a") as file:
+            file.write(f"{index}\n")
+    if disturbed:
+        places.open_bytes(str(_FOLDER / "fifo")).read()
+    if _SAID.get("slow", _PROCESS) == _PROCESS:
+        time.sleep(_SAID.get("seconds", 0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Observed(digits.Digits):
     multi_label: bool = "spoiled" in _SAID
 
     def __getitem__(self, index: int) -> Record:
-        path = _FOLDER / f"reads-{_PROCESS}.txt"
-        with _ONE_BY_ONE:  # threads that count the same lines would pass the example by
-            before = len(path.read_text().splitlines()) if path.exists() else 0
-            if disturbed := (_PROCESS, before) == (_SAID.get("process"), _SAID.get("example")):
-                if _SAID["action"] == "fail":
-                    raise DataError("the disk of process 1 has crashed")
-                os.mkfifo(_FOLDER / "fifo")
-            with path.open("a") as file:
-                file.write(f"{index}\n")
-        if disturbed:
-            places.open_bytes(str(_FOLDER / "fifo")).read()
-        if _SAID.get("slow", _PROCESS) == _PROCESS:
-            time.sleep(_SAID.get("seconds", 0))
+        _observe(index)
         record = super().__getitem__(index)
         if not self.multi_label:
             return record
@@ -54,20 +59,32 @@ class Observed(digits.Digits):
         return dataclasses.replace(record, label=labels)
 
 
-def _open(config_data):
-    data_set = digits.open_digits(config_data)
+class ObservedPairs(digit_pairs.DigitPairs):
+    def __getitem__(self, index: int) -> Record:
+        _observe(index)
+        return super().__getitem__(index)
 
-    def read(parts):
-        source = data_set.read(parts)
-        if parts[0][0] != _SAID.get("split", "train"):
-            return source
-        return Observed(source.images, source.labels, source.ids)
 
-    return dataclasses.replace(data_set, read=read)
+def _opened(open_data_set, observe):
+    def open_observed(config_data):
+        data_set = open_data_set(config_data)
+
+        def read(parts):
+            source = data_set.read(parts)
+            return observe(source) if parts[0][0] == _SAID.get("split", "train") else source
+
+        return dataclasses.replace(data_set, read=read)
+
+    return open_observed
 
 
 if __name__ == "__main__":
     from vit_jax.commands.main import run
 
-    sources.OPENERS["digits"] = _open
+    sources.OPENERS["digits"] = _opened(
+        digits.open_digits, lambda source: Observed(source.images, source.labels, source.ids)
+    )
+    sources.OPENERS["digit_pairs"] = _opened(
+        digit_pairs.open_digit_pairs, lambda source: ObservedPairs(source.digits, source.numbers)
+    )
     run()

@@ -20,12 +20,12 @@ BATCH, STEPS = 32, 12
 FSDP = ("--config.mesh.data=1", "--config.mesh.fsdp=-1", "--config.mesh.fsdp_min_size=0")
 
 
-def assert_read_in_order(run, processes: int, first: int) -> None:
+def assert_read_in_order(run, processes: int, first: int, config: str = "digits.py") -> None:
     """The steps from `first` on got the examples of the global order, each process its part, in
     order and none twice but the first of all.
     """
     read = [np.loadtxt(run.folder / f"reads-{i}.txt", np.int64) for i in range(processes)]
-    size = len(sources.open_train(vit_jax.load_config("configs/digits.py").data))
+    size = len(sources.open_train(vit_jax.load_config(f"configs/{config}").data))
     steps = [batch_indices(0, step, BATCH, size) for step in range(first, STEPS)]
     looked_at = [] if first else steps[0][:1]  # before a new run begins, by every process
     for part, expected in zip(read, np.split(np.stack(steps), processes, axis=1), strict=True):
@@ -145,6 +145,12 @@ UNLABELLED = {
         (*_SMALL_HEAD, "--config.objective.centering=sinkhorn", "--config.objective.two_heads=True",
          "--config.accumulate=2"),
     ),
+    # The texts of every process meet the images of all.
+    "images and texts, sigmoid": ("image_text.py:smoke", ()),
+    "images and texts, softmax": (
+        "image_text.py:smoke",
+        ("--config.objective.loss=softmax", "--config.objective.text=clip", "--config.objective.embed=16"),
+    ),
 }  # fmt: skip
 
 
@@ -167,7 +173,7 @@ def test_four_processes_learn_without_labels_what_one_learns(hosts, tmp_path, me
         cut = FSDP if processes > 1 else ()
         run = hosts(workdir, *cut, *flags, processes=processes, config=config)
         assert run.codes() == [0] * processes, run.log(0)
-        assert_read_in_order(run, processes, 0)
+        assert_read_in_order(run, processes, 0, config)
         state[processes], loss[processes] = all_bits(workdir), losses(workdir)
     assert len(loss[1]) == STEPS and loss[4] == pytest.approx(loss[1], rel=1e-5)
     assert state[4].keys() == state[1].keys()

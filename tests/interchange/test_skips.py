@@ -44,6 +44,11 @@ LEFT_OUT = {
     r"(.*\.)?rope_embeddings\.inv_freq": "compared",
     r"(.*\.)?register_tokens": "compared",
     r"classifier\..*": "a head",
+    # Of CLIP and SigLIP.
+    r"text\..*": "the text tower",
+    r"visual\.proj": "the text tower",
+    r"logit_(scale|bias)": "the text tower",
+    "input_resolution|context_length|vocab_size": "the text tower",
     # Of BEiT.
     r"(.*\.)?relative_position_index": "compared",
     r"lm_head\..*": "a head of pre-training",

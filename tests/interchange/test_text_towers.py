@@ -29,11 +29,11 @@ KINDS = {
 }
 
 
-def build(kind):
-    """A model of transformers with weights that hide nothing."""
+def build(kind, **changes):
+    """A model of transformers with weights that hide nothing; `changes`: of its text tower's config."""
     name, text, fields = KINDS[kind]
     config = getattr(transformers, f"{name}Config")(
-        vision_config=VISION, text_config=TEXT | text, **fields
+        vision_config=VISION, text_config=TEXT | text | changes, **fields
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}Model")(config).eval()

@@ -11,6 +11,7 @@ from flax import nnx
 from tests.new_models import new_weights
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import default_config
+from vit_jax.data import batches
 from vit_jax.interchange import formats
 from vit_jax.interchange.file_header import preprocessing_of
 from vit_jax.models import registry
@@ -218,3 +219,16 @@ def test_each_kind_of_adaptor_and_scale_makes_a_step(teachers, adaptor, standard
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert {"cosine_0", "cosine_1", "loss"} <= set(metrics)
     assert assembly.step_flops > 0
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"data.size_schedule": ((0, 16), (0.5, 32))}, {"data.patch_sizes": (8, 4)}]
+)
+def test_a_student_learns_at_sizes_that_vary_by_step_and_teachers_keep_theirs(teachers, sizes):
+    assembly = run_of(teachers, **sizes, **{"objective.adaptor": "mlp"})
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    specs = batches.specs(assembly.config, 10, False, None)
+    assert len({spec["image"].shape for spec in specs}) == 2
+    for batch in specs:
+        after, metrics = jax.eval_shape(assembly.train_step, state, batch)
+        assert jax.tree.structure(after) == jax.tree.structure(state) and "cosine_1" in metrics

@@ -9,6 +9,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import retrieval, words
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.interchange.loading import load_run
+from vit_jax.planning import plan
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training import loop
 from vit_jax.training.assembly import assemble, resolve
@@ -81,6 +82,10 @@ def test_prompts_are_canonical_and_wordnet_ids_have_names():
         words.prompt("Great_White-Shark", "A photo of the {}!") == "a photo of the great whiteshark"
     )
     assert words.names_of(["n01440764"]) == ["tench"] and words.names_of(["a"]) == ["a"]
+
+
+def test_a_plan_needs_no_number_of_classes():
+    assert plan.make_assembly(tiny()).step_flops > 0
 
 
 def test_one_pair_has_nothing_to_compare_with():

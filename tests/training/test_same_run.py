@@ -129,3 +129,14 @@ def test_runs_whose_recipe_reset_nothing_of_a_model_without_a_head_resume(tmp_pa
     assert changed_fields(old, now) == []
     now["config"]["init_reset"] = ["encoder/.*"]
     assert any("init_reset" in field for field in changed_fields(old, now))
+
+
+def test_a_tokenizer_of_other_tokens_is_another_run_and_an_earlier_version_kept_none():
+    now, before = (described(load_config("image_text:smoke")) for _ in "ab")
+    objective = before["config"]["objective"]
+    assert changed_fields(before, now) == []
+    objective["tokenizer_digest"] = "0123"
+    (changed,) = changed_fields(before, now)
+    assert changed == "config.objective.tokenizer_digest: '0123' -> 'bytes'"
+    del objective["tokenizer_digest"]
+    assert changed_fields(before, now) == []

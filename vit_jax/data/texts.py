@@ -17,6 +17,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.data.record import BadImage, Label, Record, Source
+from vit_jax.data.sources import fingerprint
 
 TOKENS = "tokens"  # of a batch
 FIELD = "config.objective.tokenizer"
@@ -34,11 +35,13 @@ class Tokenizer:
     Attributes:
       encode: text -> numbers, without special tokens.
       size: how many there are.
+      digest: of all tokens in the order of their numbers.
       pad, end, begin: numbers of the special tokens; -1 where there is none.
     """
 
     encode: Callable[[str], Sequence[int]]
     size: int
+    digest: str
     pad: int
     end: int
     begin: int
@@ -54,6 +57,15 @@ class TextRows:
     def __init__(self, options: Any):
         self.length = options.text_length
         self._options = options
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return open_tokenizer(self._options.tokenizer)
+
+    @functools.cached_property
+    def _ends(self) -> tuple[int, int]:
+        """The tokens that end and pad a text."""
+        return _special(self._options, self._tokenizer)
 
     def empty(self, rows: int) -> dict[str, np.ndarray]:
         """Tokens of so many texts, to fill: (rows, length) int32."""
@@ -85,18 +97,16 @@ class TextRows:
 
     def encode(self, text: str) -> np.ndarray:
         """(length,) int32."""
-        tokenizer, options = open_tokenizer(self._options.tokenizer), self._options
-        begin = [tokenizer.begin] if options.text == "clip" and tokenizer.begin >= 0 else []
+        tokenizer, (end, pad) = self._tokenizer, self._ends
+        begin = [tokenizer.begin] if self._options.text == "clip" and tokenizer.begin >= 0 else []
         numbers = [*begin, *tokenizer.encode(text.lower())][: self.length - 1]
-        end, pad = _special(options, tokenizer)
         tokens = np.full(self.length, pad, np.int32)
         tokens[: len(numbers) + 1] = [*numbers, end]
         return tokens
 
     def count(self, tokens: np.ndarray) -> int:
         """How many of the tokens (length,) of a text are none of the special ones."""
-        tokenizer = open_tokenizer(self._options.tokenizer)
-        special = (*_special(self._options, tokenizer), tokenizer.begin)
+        special = (*self._ends, self._tokenizer.begin)
         return int(np.isin(tokens, special, invert=True).sum())
 
 
@@ -115,8 +125,8 @@ def for_run(config: Any, options: Any) -> Any:
       options: of its objective.
 
     Raises:
-      ConfigError: the tokenizer cannot be used, has more tokens than the model's table, or something of the config does
-        not go with captions.
+      ConfigError: the tokenizer cannot be used, has other tokens than the model's table, or something of the config
+        does not go with captions.
     """
     data, name = config.data, f"the objective {config.objective.name!r}"
     if not options.tokenizer:  # of a sum without a term that learns from captions
@@ -151,6 +161,7 @@ def for_run(config: Any, options: Any) -> Any:
         "vocabulary": options.vocabulary or tokenizer.size,
         "text_end": end,
         "text_pad": pad,
+        "tokenizer_digest": tokenizer.digest,
     }
     return dataclasses.replace(config, objective=dataclasses.replace(config.objective, **changes))
 
@@ -161,6 +172,12 @@ def check_vocabulary(options: Any, tokenizer: Tokenizer) -> None:
         raise ConfigError(
             f"{FIELD}: {options.tokenizer} has {tokenizer.size:,} tokens, and config.objective.vocabulary = "
             f"{options.vocabulary:,}, as the text tower's table: take the tokenizer that it was trained with"
+        )
+    if options.tokenizer_digest not in ("", tokenizer.digest):
+        raise ConfigError(
+            f"{FIELD}: {options.tokenizer} has {tokenizer.size:,} tokens that are not those, or not in the order, of "
+            f"the tokenizer that the text tower was trained with (config.objective.tokenizer_digest = "
+            f"{options.tokenizer_digest!r}, here {tokenizer.digest!r}): take that one"
         )
 
 
@@ -186,7 +203,12 @@ def open_tokenizer(path: str) -> Tokenizer:
     """
     if path == "bytes":
         return Tokenizer(
-            lambda text: [byte + 3 for byte in text.encode()], 259, pad=0, end=1, begin=2
+            lambda text: [byte + 3 for byte in text.encode()],
+            259,
+            digest=path,
+            pad=0,
+            end=1,
+            begin=2,
         )
     place = pathlib.Path(path).expanduser()
     if place.is_dir():
@@ -217,8 +239,9 @@ def _tokenizers(path: pathlib.Path) -> Tokenizer:
     def encode(text: str) -> list[int]:
         return theirs.encode(text, add_special_tokens=False).ids
 
-    size = theirs.get_vocab_size()
-    return Tokenizer(encode, size, **_numbers(path, theirs.token_to_id))
+    tokens = [(number, token) for token, number in theirs.get_vocab().items()]
+    digest = fingerprint.digest(sorted(tokens))
+    return Tokenizer(encode, len(tokens), digest, **_numbers(path, theirs.token_to_id))
 
 
 def _sentencepiece(path: pathlib.Path) -> Tokenizer:
@@ -235,7 +258,9 @@ def _sentencepiece(path: pathlib.Path) -> Tokenizer:
         number = theirs.piece_to_id(piece)
         return number if theirs.id_to_piece(number) == piece else None
 
-    return Tokenizer(theirs.encode, theirs.vocab_size(), **_numbers(path, number_of))
+    size = theirs.vocab_size()
+    digest = fingerprint.digest(list(enumerate(theirs.id_to_piece(list(range(size))))))
+    return Tokenizer(theirs.encode, size, digest, **_numbers(path, number_of))
 
 
 def _numbers(path: pathlib.Path, number_of: Callable[[str], int | None]) -> dict[str, int]:

@@ -6,8 +6,10 @@ import json
 
 from etils import epath
 
+from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import file_header, pytorch, saved_objectives, tensors_by_name, timm
 from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions import clip_names
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
 
 NAME = "authors"
@@ -30,6 +32,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
     if file.header:
+        if stated := file.header.get(clip_names.KEY):
+            checkpoint.layout[clip_names.KEY] = stated
         return checkpoint
     conversion = match.conversion.of(checkpoint.model_config)
     prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
@@ -47,6 +51,11 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     extra = saved_objectives.beside(checkpoint, NAME, path)
     names = extra.model_format or NAME
     conversion = tensors_by_name.conversion_of(checkpoint.model_config, names, path)
+    if conversion.beside_text and not extra.rules:
+        raise CheckpointError(
+            f"{path} is not written: files of CLIP and open_clip have a text tower beside such a model, and this "
+            "checkpoint has none of theirs: convert with --to=timm or --to=huggingface"
+        )
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, names)
     if names == timm.NAME:
         header = timm.header_of(checkpoint)

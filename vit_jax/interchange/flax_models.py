@@ -8,18 +8,21 @@ and epsilon, which all these code bases have as tanh GELU and 1e-6.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 from absl import logging
 from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import file_header, npz, state_dicts, tensors_by_name
+from vit_jax.interchange import file_header, npz, saved_objectives, state_dicts, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.conversions import flax, translation
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
 # Where a file may keep its parameters: the two-tower models under `img`, old checkpoints beside the
 # optimizer's state.
+_IMAGE = "img/"
 PREFIXES = ("", "params/", "opt/target/", "params/img/", "opt/target/img/")
 
 
@@ -53,12 +56,16 @@ class FlaxFormat:
             file, self.name, file_header.requested_metadata(request), PREFIXES
         )
         other = [name for name in file.tensors if not name.startswith(match.prefix)]
-        if other:
+        root = match.prefix.removesuffix(_IMAGE)
+        two_towers = root != match.prefix
+        text = {n: n.removeprefix(root) for n in other if two_towers and n.startswith(root)}
+        if other := [name for name in other if name not in text]:
             logging.info(
-                "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped: %s",
+                "%s: %d tensors beside '%s' (optimizer state) are skipped: %s",
                 file.path, len(other), match.prefix, state_dicts.listed(other),
             )  # fmt: skip
         checkpoint = tensors_by_name.read_named(file, match, self.name, request, {})
+        checkpoint.extras |= {short: file.tensors[name] for name, short in text.items()}
         checkpoint.layout["prefix"] = match.prefix
         checkpoint.preprocessing = self.preprocessing(checkpoint.model_config.image_size)
         checkpoint.assumed += ("preprocessing",)
@@ -68,15 +75,25 @@ class FlaxFormat:
         """Writes the names that the model was read with, if these were of the same format, else those of a
         new file.
 
+        A text tower of SigLIP's is written beside the image tower.
+
         Raises:
           CheckpointError: the code would compute other numbers, or the names have no place for a
             parameter; nothing is written.
         """
+        extra = saved_objectives.beside(checkpoint, self.name, path)
         conversion = tensors_by_name.conversion_of(checkpoint.model_config, self.name, path)
         checkpoint = tensors_by_name.expressed(checkpoint, conversion, self.name)
-        prefix = checkpoint.layout.get("prefix", self.prefix)
+        prefix = checkpoint.layout.get("prefix", self.prefix + (_IMAGE if extra.rules else ""))
         arrays = tensors_by_name.arrays(checkpoint, conversion)
-        npz.write(path, ((prefix + name, array) for name, array in arrays))
+        named = ((prefix + name, array) for name, array in arrays)
+        if extra.rules:
+            # Both towers have their blocks stacked, or none.
+            scanned, root = checkpoint.layout["scanned"], prefix.removesuffix(_IMAGE)
+            rules = flax.stacked_blocks(extra.rules) if scanned else extra.rules
+            text = translation.to_theirs(rules, extra.params)
+            named = itertools.chain(named, ((root + name, array) for name, array in text))
+        npz.write(path, named)
 
 
 def _middle(image_size: Size) -> Preprocessing:

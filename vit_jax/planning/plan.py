@@ -6,6 +6,7 @@ import math
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import tiers
 from vit_jax.compute import choices
@@ -66,7 +67,7 @@ def make_assembly(
     if not (classes and examples):
         known_classes, known_examples = known_data(config.data)
         classes, examples = classes or known_classes, examples or known_examples
-    if not classes:
+    if not classes and objectives.find_objective(config.objective)[0].needs_labels:
         raise ConfigError(
             f"the number of classes of {config.data.name!r} is not known: set --num_classes=N or "
             "--config.model.num_classes=N"

@@ -51,6 +51,7 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
+    compare["config.objective.tokenizer_digest"] = lambda old, new: old in (None, "", new)
     if not description["model"].get("num_classes"):
         compare["config.init_reset"] = _same_without_head
     changed, few = [], bool(few_other_images(saved, description))

@@ -307,8 +307,8 @@ def own_share(
 
     mixup (arXiv:1710.09412, as in big_vision): a everywhere, with a ~ Beta(p, p), then the larger
     of a and 1 - a. cutmix (arXiv:1905.04899): 0 in a box, 1 outside. The box has the sides of the
-    image times sqrt(1 - a), with a ~ Beta(p, p), and a centre that is uniform over the pixels; it
-    is cut off at the border.
+    image times sqrt(1 - a), with a ~ Beta(p, p), rounded down to even numbers (timm 1.0.31 keeps
+    odd ones), and a centre that is uniform over the pixels; it is cut off at the border.
 
     Args:
       key: random key.

@@ -1,5 +1,5 @@
 """Images with captions: a list of files with their texts, CSV or JSON lines, or a folder that has one; or tar files,
-see `pairs_tar`.
+see `pairs_tar`; or a folder of TFDS, see `pairs_tfds`.
 
 A CSV file has the columns `path` (or `file`, `file_name`, `image`; relative to its folder) and `caption` (or `text`),
 and if you like `split`; an image with several captions has a line for each. In JSON lines each line is an object with
@@ -74,11 +74,16 @@ def open_pairs(config_data: Data) -> DataSet:
     if not config_data.path:
         raise ConfigError(
             "config.data.path is empty: 'pairs' needs a list of images and captions (CSV or JSON lines), the folder of "
-            "one, or tar files"
+            "one, tar files, or a data set's folder of TFDS"
         )
     path = epath.Path(config_data.path).expanduser()
     if not (is_list := path.suffix.lower() in (*_JSON, ".csv")) or not path.exists():
         listed = _list_in(path) if path.is_dir() else None
+        if listed is None and path.is_dir():
+            from vit_jax.data.sources import pairs_tfds
+
+            if pairs_tfds.is_prepared(path):
+                return pairs_tfds.open_tfds_pairs(path, config_data)
         if listed is None and (path.is_dir() or path.suffix == ".tar" or {*"*{"} & {*str(path)}):
             from vit_jax.data.sources.pairs_tar import open_tars
 

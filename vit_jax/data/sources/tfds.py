@@ -44,7 +44,7 @@ class Tfds:
         self._named, self._chosen = NAMED.get(name, Named(name, 0)), chosen
         self.masks = chosen.table
         if self.masks is None:
-            labels = _labels(builder.info.features, folder, name)
+            labels = self._choose_label(builder.info.features, folder, name)
         else:
             labels = chosen.mask, self.masks.classes, False
         self._label, self.classes, self.multi_label = labels
@@ -62,7 +62,9 @@ class Tfds:
         self._records = _open_records(builder, self._split)
 
     def __reduce__(self):
-        return Tfds, self._args  # open files do not travel to another process: it opens its own
+        return type(
+            self
+        ), self._args  # open files do not travel to another process: it opens its own
 
     def __len__(self) -> int:
         return len(self._records)
@@ -83,6 +85,10 @@ class Tfds:
         if self._named.white != 255:
             image = decode.decode(image, name=name) * np.uint8(255 // self._named.white)
         return Record(image, self._label_of(fields), name)
+
+    def _choose_label(self, features, folder: str, name: str) -> tuple:
+        """The feature with the label, the class names, and whether there are several labels."""
+        return _labels(features, folder, name)
 
     def _label_of(self, fields: dict) -> Label:
         if self._label is None:
@@ -106,7 +112,7 @@ def open_tfds(config_data: Data) -> DataSet:
     """
     name = config_data.name
     named = NAMED.get(name)
-    folder = str(_find(data_dir(config_data.path), name))
+    folder = str(find_folder(data_dir(config_data.path), name))
 
     import tensorflow_datasets as tfds  # slow to import; what is missing is reported before it
 
@@ -162,7 +168,7 @@ def _open_records(builder, split: str) -> ArrayRecords | TfRecords:
 
 def record_files(config_data: Data) -> tuple[list[str], Kind]:
     """The paths of all files of a data set, and of which kind they are; for `Raises` see `open_tfds`."""
-    folder = _find(data_dir(config_data.path), config_data.name)
+    folder = find_folder(data_dir(config_data.path), config_data.name)
 
     import tensorflow_datasets as tfds
 
@@ -175,7 +181,7 @@ def _kind(builder) -> Kind:
     return tfrecord.KIND if builder.info.file_format.value == "tfrecord" else arrayrecord.KIND
 
 
-def _find(root, name: str):
+def find_folder(root: epath.Path, name: str) -> epath.Path:
     """The folder ROOT/NAME[/CONFIG]/VERSION; of the newest version, if the name does not say which."""
     path, _, version = _tfds_name(name).partition(":")
     folder = root / path

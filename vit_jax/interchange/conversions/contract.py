@@ -83,10 +83,12 @@ class Conversion:
         model with others is not written.
       renamed: (pattern, replacement) pairs that turn other names of the same tensors into those of
         `rules`.
+      beside_text: whether its files have a text tower too, without which none is written.
     """
 
     conventions: ClassVar[dict[str, Any]] = {}
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
+    beside_text: ClassVar[bool] = False
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """The model that a file holds, or `None` if it is not of this family.

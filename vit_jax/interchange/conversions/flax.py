@@ -1,5 +1,8 @@
 """How Flax's layers keep their weights, as rules: those of vision_transformer and big_vision."""
 
+import dataclasses
+from collections.abc import Iterable
+
 from vit_jax.interchange.conversions.rules import SAME, Rule, Transform, stacked
 
 
@@ -38,4 +41,12 @@ def attention(ours: str, theirs: str) -> list[Rule]:
         Rule(f"{ours}/qkv/kernel", tuple(kernels), stacked(1)),
         Rule(f"{ours}/qkv/bias", tuple(biases), stacked(0)),
         *affine(f"{ours}/out", f"{theirs}/out"),
+    ]
+
+
+def stacked_blocks(rules: Iterable[Rule]) -> list[Rule]:
+    """The rules of a file whose blocks are stacked, from those of one with a tensor for each block's."""
+    return [
+        dataclasses.replace(rule, theirs=tuple(n.replace("_{layer}", "") for n in rule.names))
+        for rule in rules
     ]

@@ -11,7 +11,7 @@ from vit_jax.objectives.contract import Objective
 # Modules that have a dict `CONVERSIONS`, by the objective's class.
 _PLACES = {
     "vit_jax.objectives.mae:Mae": "vit_jax.interchange.conversions.mae",
-    "vit_jax.objectives.image_text.image_text:ImageText": "vit_jax.interchange.conversions.text_towers",
+    "vit_jax.objectives.image_text.image_text:ImageText": "vit_jax.interchange.conversions.text_tower_formats",
 }
 
 

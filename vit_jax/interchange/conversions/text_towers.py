@@ -1,9 +1,9 @@
 """What the objective image_text owns, the text tower and what compares its vectors with images', in the files of
-transformers' SiglipModel and CLIPModel: beside the image tower.
+transformers' SiglipModel and CLIPModel: beside the image tower. Other names are in `text_tower_formats`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -31,7 +31,7 @@ _POSITION = "text_model.embeddings.position_embedding.weight"
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
 # What transformers takes where config.json says nothing.
 _USUAL = {"siglip": {"num_attention_heads": 12}, "clip": {"num_attention_heads": 8}}
-_LOSSES = {"siglip": "sigmoid", "clip": "softmax"}
+LOSSES = {"siglip": "sigmoid", "clip": "softmax"}
 _MODELS = {"siglip": "SiglipModel", "clip": "CLIPModel"}
 
 
@@ -46,35 +46,22 @@ class TextTowerHuggingFace(ObjectiveConversion):
         hints: Mapping[str, Any],
     ) -> SavedObjective | None:
         kind = layout.get("kind", "").replace("siglip2", "siglip")
-        if _TABLE not in tensors or kind not in _LOSSES or "logit_scale" not in tensors:
+        if _TABLE not in tensors or kind not in LOSSES or "logit_scale" not in tensors:
             return None
         options = _options(kind, tensors, layout.get("config", {}).get("text_config") or {})
         if options is None:
             return None
-        like = _like(config, options)
-        wanted = translation.specs(rules_of(config, options), like)
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name in wanted}
-        if shapes != {name: shape for name, (shape, _) in wanted.items()}:
-            logging.info(
-                "the text tower in the checkpoint is skipped: it is none of %s", _MODELS[kind]
-            )
-            return None
-        own = {name: tensors[name] for name in wanted}
-        params = translation.to_ours(rules_of(config, options), own, like, source="the text tower")
-        stated = dataclasses.asdict(options)
-        del stated["tokenizer"]
-        return SavedObjective(ImageText, stated, lambda: Weights(params, {}))
+        return saved_in(config, options, rules_of(config, options), tensors)
 
     def beside(self, config: ClassifierConfig, saved: SavedObjective) -> Beside:
         options = ImageTextOptions(**saved.options)
         kind = options.text
-        is_theirs = options.loss == _LOSSES[kind] and bool(options.embed) == (kind == "clip")
-        if vit_new_towers.kind_of(config) != kind or not is_theirs or options.image_blocks:
+        if not is_theirs(config, options):
             logging.info(
                 "the text tower is not written: transformers has no model with such an image tower, text tower and loss"
             )
             return NOTHING
-        text = _objective(config, options).text_config()
+        text = objective_of(config, options).text_config()
         blocks = text.blocks
         fields = {
             "model_type": f"{kind}_text_model",
@@ -102,12 +89,9 @@ class TextTowerHuggingFace(ObjectiveConversion):
         return Beside(rules_of(config, options), saved.read().params, described)
 
 
-CONVERSIONS = {"huggingface": TextTowerHuggingFace()}
-
-
 def rules_of(config: ClassifierConfig, options: ImageTextOptions) -> list[Rule]:
     """Which tensors are which parameters of `objectives.image_text.Own`."""
-    text = _objective(config, options).text_config()
+    text = objective_of(config, options).text_config()
     kind, width = options.text, text.blocks.width
     blocks = vit_tower_names.rules(text.blocks, {"kind": kind, "prefix": "text_model."})
     head = [Rule("text/head/kernel", "text_projection.weight", transposed(1, 0))]
@@ -128,6 +112,39 @@ def rules_of(config: ClassifierConfig, options: ImageTextOptions) -> list[Rule]:
     ]
 
 
+def saved_in(
+    config: ClassifierConfig,
+    options: ImageTextOptions,
+    rules: Sequence[Rule],
+    tensors: Mapping[str, LazyArray],
+) -> SavedObjective | None:
+    """What the tensors of a file have of an objective; `None`, with a log, if some are of another tower.
+
+    Args:
+      rules: of the file's names.
+    """
+    like = like_own(config, options)
+    wanted = translation.specs(rules, like)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name in wanted}
+    if shapes != {name: shape for name, (shape, _) in wanted.items()}:
+        logging.info(
+            "the text tower in the checkpoint is skipped: it is none of %s", _MODELS[options.text]
+        )
+        return None
+    own = {name: tensors[name] for name in wanted}
+    params = translation.to_ours(rules, own, like, source="the text tower")
+    stated = dataclasses.asdict(options)
+    del stated["tokenizer"]
+    return SavedObjective(ImageText, stated, lambda: Weights(params, {}))
+
+
+def is_theirs(config: ClassifierConfig, options: ImageTextOptions) -> bool:
+    """Whether CLIP or SigLIP is a model of such an image tower, text tower and loss."""
+    kind = options.text
+    same = options.loss == LOSSES[kind] and bool(options.embed) == (kind == "clip")
+    return same and vit_new_towers.kind_of(config) == kind and not options.image_blocks
+
+
 def _options(
     kind: str, tensors: Mapping[str, LazyArray], stated: Mapping[str, Any]
 ) -> ImageTextOptions | None:
@@ -145,7 +162,7 @@ def _options(
     # CLIP's first files have 2 for the largest number, which is its end token.
     end = vocabulary - 1 if kind == "clip" and end == 2 else end
     return ImageTextOptions(
-        loss=_LOSSES[kind],
+        loss=LOSSES[kind],
         text=kind,
         text_length=tensors[_POSITION].shape[0],
         text_width=width,
@@ -158,13 +175,14 @@ def _options(
     )
 
 
-def _like(config: ClassifierConfig, options: ImageTextOptions) -> dict:
+def like_own(config: ClassifierConfig, options: ImageTextOptions) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
-    objective = _objective(config, options)
+    objective = objective_of(config, options)
     own = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
     return registry.split(own)[1].params
 
 
-def _objective(config: ClassifierConfig, options: ImageTextOptions) -> ImageText:
+def objective_of(config: ClassifierConfig, options: ImageTextOptions) -> ImageText:
+    """The objective beside a model."""
     context = ObjectiveContext(config, (), (), total_steps=1, to_steps=int)
     return ImageText(options, context)

@@ -1,23 +1,37 @@
-"""ViTs with the names of their authors' own PyTorch code: DINOv3 by its rotary positions, else ViT-5."""
+"""ViTs with the names of their authors' own PyTorch code: DINOv3 by its rotary positions, CLIP's and SigLIP's image
+towers by what they are, else ViT-5.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.interchange.conversions import contract, vit_5, vit_dinov3
+from vit_jax.interchange.conversions import (
+    contract,
+    vit_5,
+    vit_dinov3,
+    vit_new_towers,
+    vit_open_clip,
+)
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 _DINOV3, _VIT_5 = vit_dinov3.DINOv3(), vit_5.Authors()
+_BESIDE_TEXT = {"clip": vit_open_clip.Clip(), "siglip": vit_open_clip.SigLip()}
 
 
 class Authors(contract.Conversion):
-    """facebookresearch/dinov3 and wangf3014/ViT-5."""
+    """facebookresearch/dinov3, wangf3014/ViT-5, openai/CLIP and open_clip."""
 
-    renamed = (vit_dinov3.CHUNKS,)
+    renamed = (vit_dinov3.CHUNKS, vit_open_clip.RENAMED)
 
     def recognise(
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
     ) -> contract.DetectedModel | None:
-        return _VIT_5.recognise(shapes, metadata) or _DINOV3.recognise(shapes, metadata)
+        for conversion in (_VIT_5, _DINOV3, *_BESIDE_TEXT.values()):
+            if detected := conversion.recognise(shapes, metadata):
+                return detected
+        return None
 
     def of(self, config: PublishedViTConfig) -> contract.Conversion:
-        return _DINOV3 if config.rope == "centred" else _VIT_5
+        if config.rope == "centred":
+            return _DINOV3
+        return _BESIDE_TEXT.get(vit_new_towers.kind_of(config), _VIT_5)

@@ -9,6 +9,7 @@ own. A loss is over all pairs of a batch, so that a batch is never split: `confi
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,14 @@ from vit_jax.base.schema import option
 from vit_jax.models import layer_features, layout, registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import Linear
+from vit_jax.models.registry import Weights
 from vit_jax.models.text_tower import KINDS, TextTower, TextTowerConfig, blocks_of
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives.contract import Batch, Learner, ObjectiveContext
+from vit_jax.objectives.contract import Batch, Learner, ObjectiveContext, SavedObjective
 from vit_jax.objectives.image_text import sigmoid, softmax, vision_head
 from vit_jax.objectives.output_term import OutputTerm
 
+_DIGEST, _TABLE = "tokenizer_digest", "text/token_table"
 _LEAST = 1e-8  # added to a length, as in big_vision
 
 
@@ -43,6 +46,9 @@ class TokenOptions:
     )
     text_length: int = option(64, "tokens of a text; longer ones are cut", minimum=2)
     vocabulary: int = option(0, "rows of the table of tokens; 0: the tokenizer's", minimum=0)
+    tokenizer_digest: str = option(
+        "", "fingerprint of the tokens, which a run keeps: no tokenizer with others is taken"
+    )
     text_end: int = option(-1, "token at the end of a text; -1: the tokenizer's", minimum=-1)
     text_pad: int = option(-1, "token after the end; -1: the tokenizer's", minimum=-1)
 
@@ -171,6 +177,16 @@ class ImageText(OutputTerm):
 
     def own_modules(self, rngs: nnx.Rngs) -> Own:
         return Own(self.text_config(), self.width, self.blocks, self.options, rngs)
+
+    def own_from(
+        self, saved: SavedObjective, like: Weights
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        taken, reset = super().own_from(saved, like)
+        before, now = saved.options.get(_DIGEST), self.options.tokenizer_digest
+        if before and now and before != now and _TABLE in taken:
+            del taken[_TABLE]
+            reset[_TABLE] = "the checkpoint's tokenizer has other tokens"
+        return taken, reset
 
     def targets(self, batch: Batch) -> Batch:
         """`tokens` (B, L) int32, which nothing mixes; of images to be evaluated none."""

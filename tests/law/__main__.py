@@ -1,0 +1,32 @@
+"""`python -m tests.law`: the rows; `python -m tests.law ROW [FIRST_SEED]`: runs one, five seeds of each engine."""
+
+import os
+import sys
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from tests.law import rows
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments:
+        for name, row in rows.ROWS.items():
+            print(f"{name:12} {row.about}")
+        return 0
+    name, first = arguments[0], int(arguments[1]) if arguments[1:] else 0
+    if name not in rows.ROWS:
+        print(f"there is no row {name!r}: {', '.join(rows.ROWS)}", file=sys.stderr)
+        return 2
+    print(f"{name}: {rows.ROWS[name].about}")
+    checks = rows.run(name, range(first, first + rows.SEEDS))
+    for check in checks:
+        print(
+            f"  {'holds  ' if check.holds else 'DIFFERS'} {check.name}: {check.seen} ({check.bound})"
+        )
+    print(f"{time.process_time():.0f} s of processor time; versions: {rows.versions()}")
+    return int(not all(check.holds for check in checks))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
