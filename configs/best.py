@@ -1,4 +1,4 @@
-"""The most accurate known recipe for a plain ViT on ImageNet-1k that costs no more than so many v5e chip-hours.
+"""The most accurate known recipe for a plain ViT on ImageNet-1k that costs no more than a number of v5e chip-hours.
 
 vit_jax train --config=configs/best.py:B/16,150 --workdir=DIR
     SIZE,HOURS: S/16, B/16 or L/16, and hours of one v5e chip; without HOURS the best there is. Its stages are runs in
@@ -6,7 +6,7 @@ vit_jax train --config=configs/best.py:B/16,150 --workdir=DIR
 vit_jax train --config=configs/best.py:smoke --workdir=/tmp/best
     That of ViT-5, on scikit-learn's handwritten digits.
 
-Expect, top-1 % on ImageNet's validation set at 224 pixels, from so many v5e chip-hours on:
+Expect, top-1 % on ImageNet's validation set at 224 pixels, by v5e chip-hours:
     S/16   76.5 from 11, 78.5 from 19, 80.0 from 37, 80.9 from 50, 82.2 from 105
     B/16   83.8 from 149, 84.2 from 295
     L/16   84.9 from 535

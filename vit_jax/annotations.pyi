@@ -106,7 +106,7 @@ class ModelSection(_Fields):
     rope_registers: float | None
     'axial: base of the frequencies of registers, rotated as a square grid of their own (100 in ViT-5); 0: they are not rotated (default: 0.0)'
     rope_shift: float | None
-    'centred: in training, places are shifted by up to so much, rows and columns apart (DINOv3) (default: 0.0)'
+    'centred: in training, places are shifted by up to this much, rows and columns apart (DINOv3) (default: 0.0)'
     rope_jitter: float | None
     'centred: in training, rows and columns are each multiplied by a factor between this and its inverse; 0: none (default: 0.0)'
     rope_rescale: float | None
@@ -365,7 +365,7 @@ class ObjectiveSection(_Fields):
     blocks: int | None
     'eomt: last blocks that queries go through (default: 4)'
     segments: int | None
-    'eomt: of an image so many classes are learned at most, the largest; of panoptic masks no image may have more segments (default: 40)'
+    'eomt: classes of an image that are learned at most, the largest; of panoptic masks no image may have more segments (default: 40)'
     points: int | None
     'eomt: points at which masks are compared, about (default: 12544)'
     annealing: _Tuple
@@ -466,7 +466,7 @@ class DataSection(_Fields):
     cache: str
     "folder on a local disk that keeps what was read, for data in buckets or on slow disks; '': none (default: '')"
     cache_gib: float
-    'cache: at most so many GiB (default: 100.0)'
+    'cache: at most this many GiB (default: 100.0)'
     prefetch: int
     'batches kept ready on the devices (default: 2)'
     max_pixels: int
@@ -487,7 +487,7 @@ class PseudoSection(_Fields):
     confidence: float
     'the most probable class of an image has to be more probable than this (default: 0.3)'
     per_class: int
-    'so many images of each class: the most confident, or all of them over and over; 0: all, once (default: 0)'
+    'this many images of each class: the most confident, or all of them over and over; 0: all, once (default: 0)'
     soft: bool
     "the teacher's probabilities are learned, not its decision (default: True)"
     ratio: float
@@ -714,7 +714,7 @@ class SpikeSection(_Fields):
     factor: float
     'a loss this many times its running mean counts as a bad step; 0: off (default: 0.0)'
     memory: int
-    'length of the running mean in steps; the first so many steps are never spikes (default: 100)'
+    'length of the running mean in steps; as many steps at the beginning are never spikes (default: 100)'
 
 class AuditSection(_Fields):
     '`config.audit`.'
@@ -734,7 +734,7 @@ class ReferenceSection(_Fields):
     curve: str
     "name of a curve in the package, path of a curve's file or of a run; '': none (default: '')"
     stop_below: float
-    'end the run so many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never (default: 0.0)'
+    'end the run this many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never (default: 0.0)'
     stop_after: str
     "stop_below: how much of the run is let pass before (default: '10%')"
 

@@ -196,7 +196,7 @@ class Spike:
     )
     memory: int = option(
         100,
-        "length of the running mean in steps; the first so many steps are never spikes",
+        "length of the running mean in steps; as many steps at the beginning are never spikes",
         minimum=1,
         when={"factor": bool},
     )
@@ -211,7 +211,7 @@ class Reference:
     )
     stop_below: float = option(
         0.0,
-        "end the run so many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never",
+        "end the run this many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never",
         minimum=0,
         when={"curve": bool},
     )

@@ -21,7 +21,7 @@ _CONTROL = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-# After so many seconds of one thing XLA's alarms are hidden, which it raises after 120.
+# After this many seconds of one thing XLA's alarms are hidden, which it raises after 120.
 _ALARMS = 60.0
 _screen: "Screen | None" = None  # of this process, once it has shown a status
 _shows_status = True  # of several processes only the first does
@@ -150,7 +150,7 @@ def with_elapsed_time(
 
 
 def number_text(value: float, figures: int = 4) -> str:
-    """A number with so many figures; a whole one, such as a count, with all: '10,000', not '1e+04'.
+    """A number with `figures` figures; a whole one, such as a count, with all: '10,000', not '1e+04'.
 
     >>> number_text(10000.0), number_text(0.123456)
     ('10,000', '0.1235')

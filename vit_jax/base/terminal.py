@@ -21,7 +21,7 @@ _COLUMNS = 80  # of a terminal that does not state its width
 
 
 def fitted(parts: Sequence[str], columns: int) -> str:
-    """As many of the parts, the first ones first, as a line of so many columns holds.
+    """As many of the parts, the first ones first, as a line of `columns` holds.
 
     >>> fitted(("step 5 of 10", "2 s left", "loss 0.1"), 24)
     'step 5 of 10  2 s left'

@@ -30,7 +30,7 @@ from vit_jax.checkpoints.reading import COMMITTED
 from vit_jax.devices import processes
 
 _SLACK_MINUTES = 1.0  # between the end of what a process may take and that of the others' patience
-# Replicas of an array each write a slice of it, if it has so many bytes: making one takes a program, which each
+# Replicas of an array each write a slice of it, if it has this many bytes: making one takes a program, which each
 # process compiles before its first save.
 _SMALLEST_SLICE = 2**14
 _STATE, _DESCRIPTION = "state", "description"

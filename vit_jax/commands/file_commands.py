@@ -94,7 +94,10 @@ def prepare() -> None:
     flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
     flags.DEFINE_bool("index", False, "store where the records of the set are")
     flags.DEFINE_integer(
-        "tokenizer", 0, "train a tokenizer of so many tokens on the captions; 0: no", lower_bound=0
+        "tokenizer",
+        0,
+        "train a tokenizer of this many tokens on the captions; 0: no",
+        lower_bound=0,
     )
     cli.define_json()
     (source, *more) = cli.parse_flags("SOURCE")

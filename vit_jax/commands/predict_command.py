@@ -168,7 +168,7 @@ def _define_features() -> None:
     flags.DEFINE_integer(
         "stride",
         0,
-        "features: windows of the model's own size slide over images of --image_size, so many pixels at a time",
+        "features: windows of the model's own size slide over images of --image_size, this many pixels at a time",
         lower_bound=0,
     )
     flags.DEFINE_integer(

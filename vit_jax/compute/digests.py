@@ -47,7 +47,7 @@ def mark(
 # A function of its own: arrays of equal shape are traced once, of which a state has many.
 @functools.partial(jax.jit, static_argnames="strides")
 def _mark(x: jax.Array, first: jax.Array, strides: tuple[int, ...]) -> jax.Array:
-    """`mark` of a shard that begins at position `first`, its axes so many positions apart."""
+    """`mark` of a shard that begins at position `first`, its axes this many positions apart."""
     position = jnp.full(x.shape, first)
     for axis, stride in enumerate(strides):
         position += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride)

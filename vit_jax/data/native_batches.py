@@ -128,7 +128,7 @@ def lengths_text(config: BatchSpec) -> str:
 
 
 def share_of(config: BatchSpec, images: int) -> tuple[float, float]:
-    """By how much the loss and the learning rate of a batch of so many images are multiplied: the rules
+    """By how much the loss and the learning rate of a batch of that many images are multiplied: the rules
     `native_loss` and `native_rate` of its share of `batch_size` images.
     """
     share = images / config.batch_size

@@ -248,7 +248,7 @@ class Data:
         may_change=True,
     )
     cache_gib: float = option(
-        100.0, "cache: at most so many GiB", above=0, may_change=True, when={"cache": bool}
+        100.0, "cache: at most this many GiB", above=0, may_change=True, when={"cache": bool}
     )
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
     max_pixels: int = option(
@@ -298,7 +298,7 @@ class Pseudo:
     )
     per_class: int = option(
         0,
-        "so many images of each class: the most confident, or all of them over and over; 0: all, once",
+        "this many images of each class: the most confident, or all of them over and over; 0: all, once",
         minimum=0,
         when={"teacher": bool},
     )

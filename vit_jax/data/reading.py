@@ -24,12 +24,12 @@ BLOCK = 16  # images that a thread decodes at once
 MIB = 2**20
 MOST_REQUESTS = 256  # in flight: each has a thread, which does nothing but wait
 _FEWEST_REQUESTS = 4  # so that one which hangs does not hold up all
-# Requests in flight are as many as would read so many images a second.
+# Requests in flight are as many as would read this many images a second.
 _IMAGES_PER_SECOND = 10_000
 # Seconds that a read waits, from which on it is done ahead, and below which it is not any more.
 _SLOW, _FAST = 0.5e-3, 0.25e-3
 _REQUEST_SECONDS = 2e-3  # reads that wait for less are grouped: a request has a cost too
-# The mean wait of so many reads is taken, without the longest eighth: on a busy machine a few wait
+# The mean wait of this many reads is taken, without the longest eighth: on a busy machine a few wait
 # for a core or for Python's lock, which is no matter of storage.
 _MEASURED = 64
 _SHARE, _MOST_MEMORY = 16, 2**30  # automatic memory: 1 / 16 of what is free, at most 1 GiB

@@ -68,7 +68,7 @@ class TextRows:
         return _special(self._options, self._tokenizer)
 
     def empty(self, rows: int) -> dict[str, np.ndarray]:
-        """Tokens of so many texts, to fill: (rows, length) int32."""
+        """Tokens of that many texts, to fill: (rows, length) int32."""
         return {TOKENS: np.empty((rows, self.length), np.int32)}
 
     def fill(self, out: np.ndarray, example: Record, draw: float) -> None:

@@ -67,7 +67,7 @@ def cut(pixels: np.ndarray, data: Data, kind: str, grain: int) -> Windows:
       pixels: (h, w, C) uint8.
       data: the section `config.data`; its size and interpolation are used.
       kind: one of `WINDOWS`.
-      grain: windows lie at multiples of so many pixels, the side of a patch.
+      grain: windows lie at multiples of this many pixels, the side of a patch.
     """
     window, original = sizes.height_width(data.image_size), pixels.shape[:2]
     size = _resized(original, data, kind, grain)

@@ -23,8 +23,8 @@ _AT_ONCE = 1024  # rows of the matrix of similarities
 class RetrievalOptions(contract.EvaluatorOptions):
     """What `retrieval` takes."""
 
-    at: tuple = option((1, 5, 10), "the right one among so many of the nearest", minimum=1)
-    captions: int = option(5, "of an image so many, the first, as on COCO", minimum=1)
+    at: tuple = option((1, 5, 10), "the right one is among this many of the nearest", minimum=1)
+    captions: int = option(5, "of an image, the first ones, as on COCO", minimum=1)
 
 
 class Retrieval(TwoTowerEvaluator):

@@ -102,7 +102,7 @@ class Section:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`, from the first to the last."""
+    """At most `most` of the numbers below `count`, from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 

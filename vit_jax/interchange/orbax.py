@@ -38,7 +38,7 @@ NAME = "orbax"
 # The key under which a description keeps what is needed to write the format that the weights came
 # from.
 LAYOUT, ASSUMED = "layout", "assumed"
-# A model of at most so many bytes is read in one go: one array of it takes as long.
+# A model of at most this many bytes is read in one go: one array of it takes as long.
 _AT_ONCE = 2**26
 
 

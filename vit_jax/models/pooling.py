@@ -67,7 +67,7 @@ def check_pooling(config: PooledConfig) -> None:
     if config.pool == "map" and config.width % config.pool_heads:
         raise ConfigError(
             f"model.pool=map has a head for 64 channels, {config.pool_heads} in all, and model width "
-            f"{config.width} cannot be split into so many"
+            f"{config.width} cannot be split into that many"
         )
 
 

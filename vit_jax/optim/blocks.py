@@ -89,7 +89,7 @@ def refresh(
 
     Args:
       count: gradients in the moments.
-      every: so many steps apart it is derived; otherwise it stays as it is, and nothing is computed.
+      every: it is derived this many steps apart; otherwise it stays as it is, and nothing is computed.
       derive: (moment, derived before) -> derived.
       arrays: with the moments, and what was derived before.
       name: of what is derived.

@@ -22,7 +22,7 @@ LETTERS = 10 * _DPI / 72  # pixels of the page: the 10 points that matplotlib gi
 
 
 def figure(title: str, width: float, height: float, left: float = 0) -> "Figure":
-    """A figure with a title, and below it room for so many pixels of the page; what is put there finds its
+    """A figure with a title, and below it room for this many pixels of the page; what is put there finds its
     place by itself, right of the first `left` pixels. No window knows of it.
     """
     import matplotlib.figure

@@ -265,7 +265,7 @@ def of_each_class(split: str, images: int, classes: range = range(10)) -> str:
 
 
 def on_classes(config: ConfigDict, classes: range, images: int = 5_000) -> None:
-    """Of CIFAR-10 only these classes, with so many training images of each, and 2,000 test images in all."""
+    """Of CIFAR-10 only these classes, with this many training images of each, and 2,000 test images in all."""
     config.data.train_split = of_each_class("train", images, classes)
     config.data.eval_split = of_each_class("test", 2_000 // len(classes), classes)
 
@@ -283,7 +283,7 @@ def on_first_half(config: ConfigDict, size: str) -> None:
 
 
 def cifar10_subsets(*images: int) -> dict[str, dict]:
-    """Settings for `vary`: so many training images in all, each subset holds the smaller ones."""
+    """Settings for `vary`: this many training images in all, each subset holds the smaller ones."""
     return {
         f"images={number}": {"data.train_split": of_each_class("train", number // 10)}
         for number in images

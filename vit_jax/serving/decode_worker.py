@@ -34,7 +34,7 @@ class Settings(NamedTuple):
 
     Attributes:
       data: the section `config.data`.
-      whole: 0: images are cut as for evaluation; otherwise they come whole, made smaller to so many pixels at most.
+      whole: 0: images are cut as for evaluation; otherwise they come whole, made smaller to this many pixels at most.
       megabytes: that a decode may take.
     """
 

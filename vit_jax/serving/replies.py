@@ -28,7 +28,7 @@ class Replies(Protocol):
     """What a server replies with.
 
     Attributes:
-      whole: images are decoded whole, of so many pixels at most; 0: cut as for evaluation.
+      whole: images are decoded whole, of this many pixels at most; 0: cut as for evaluation.
     """
 
     whole: int
@@ -56,7 +56,7 @@ class ClassReplies:
         return {"attention": self._network.has_attention, "maps": False}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:
-        """The best classes; `topk` so many, with `attention=1` a picture of where the model looks."""
+        """The best classes; `topk` of them, with `attention=1` a picture of where the model looks."""
         _check_names(query, "topk", "attention")
         topk, attention = query.get("topk", "5"), _switch(query, "attention")
         if not topk.isdecimal() or len(topk) > _MOST_DIGITS or int(topk) < 1:

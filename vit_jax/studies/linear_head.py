@@ -89,7 +89,7 @@ class _First:
 
 
 def pretrained(config: Config, classes: int) -> nnx.Module:
-    """The model of `config.init_from` at `config.data.image_size`, with a new head for so many classes."""
+    """The model of `config.init_from` at `config.data.image_size`, with a new head for that many classes."""
     options = {"representation": 0} if hasattr(config.model, "representation") else {}
     return loading.load(
         config.init_from,

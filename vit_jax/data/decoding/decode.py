@@ -103,7 +103,7 @@ def _decode_png(image: bytes, kind: str, channels: int, name: str) -> np.ndarray
     if kind != images.PNG:
         raise BadImage(
             name,
-            f"config.data.channels is {channels}, and only PNG, TIFF and .npy files have so many",
+            f"config.data.channels is {channels}, and only PNG, TIFF and .npy files have that many",
         )
     pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None:

@@ -140,10 +140,10 @@ def read_samples(image: bytes, directory: Directory, name: str) -> np.ndarray:
     if get(_COMPRESSION, 1) not in _COMPRESSIONS:
         known = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
         raise BadImage(
-            name, f"compression {get(_COMPRESSION)} is not read with so many channels or bits: {known} are"
+            name, f"compression {get(_COMPRESSION)} is not read with that many channels or bits: {known} are"
         )  # fmt: skip
     if get(_COLORS, _BLACK_IS_ZERO) in (_PALETTE, _YCC, _LAB):
-        raise BadImage(name, "its colours are not read with so many channels or bits: store RGB")
+        raise BadImage(name, "its colours are not read with that many channels or bits: store RGB")
     if not 0 < height * width * samples * kind[1] // 8 <= _MOST_BYTES * len(image):
         raise BadImage(
             name,

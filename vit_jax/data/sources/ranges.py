@@ -22,7 +22,7 @@ from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.text import readable
 
-# Requests under way at a time; so many images may be read ahead.
+# Requests under way at a time; that many images may be read ahead.
 CONCURRENCY = 512
 # The delay doubles from one retry to the next: all of them take about 90 s.
 _RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "20s"}

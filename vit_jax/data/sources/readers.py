@@ -7,7 +7,7 @@ import threading
 
 from vit_jax.base import limits, places
 
-# Open readers: a fifth of the files that the process was given, at most so many, which take 55 KB each.
+# Open readers: a fifth of the files that the process was given, at most this many, which take 55 KB each.
 _SHARE, _MOST = 5, 4096
 # Read-ahead helps reading in order; at random places it reads records that are not used. So does reading more than the
 # table of a file when it is opened.

@@ -338,7 +338,7 @@ class _WaitingRoom:
 
 
 def _smallest_size(rows: int, batch: int) -> int:
-    """The rows of the smallest program that holds so many."""
+    """The rows of the smallest program that holds that many."""
     for _ in range(_HALVINGS):
         if batch % 2 or batch // 2 < rows:
             break

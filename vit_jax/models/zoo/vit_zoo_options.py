@@ -128,7 +128,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     rope_shift: float = option(
         0.0,
-        "centred: in training, places are shifted by up to so much, rows and columns apart (DINOv3)",
+        "centred: in training, places are shifted by up to this much, rows and columns apart (DINOv3)",
         minimum=0,
         published=True,
     )

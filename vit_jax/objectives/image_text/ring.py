@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.devices.meshes import BATCH
 
-CHUNK = 1024  # texts of a block at once: of the logits so many columns are in memory
+CHUNK = 1024  # texts of a block at once: that many columns of the logits are in memory
 
 # (carry, block of texts) -> the same two, after the device's images have met the block.
 Visit = Callable[[Any, Any], tuple[Any, Any]]

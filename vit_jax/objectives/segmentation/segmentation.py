@@ -43,7 +43,7 @@ class SegmentationOptions:
     blocks: int = option(4, "eomt: last blocks that queries go through", minimum=1)
     segments: int = option(
         40,
-        "eomt: of an image so many classes are learned at most, the largest; of panoptic masks no image may have more "
+        "eomt: classes of an image that are learned at most, the largest; of panoptic masks no image may have more "
         "segments",
         minimum=1,
     )

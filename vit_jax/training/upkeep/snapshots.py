@@ -1,4 +1,4 @@
-"""What a run looks like from inside, every so many steps: the images as the model sees them, and
+"""What a run looks like from inside, every few hundred steps: the images as the model sees them, and
 histograms of parameters, gradients and updates.
 
 Computed by programs beside the training step, which stays as it is. They are dispatched ahead like
@@ -29,7 +29,7 @@ BINS = 30
 
 
 class _Due(NamedTuple):
-    """Something that is computed every so many steps, and how it is written."""
+    """Something that is computed at some steps, and how it is written."""
 
     every: int
     compute: Callable

@@ -16,7 +16,7 @@ from vit_jax.training.upkeep.clock import Clock
 
 # A host is slow if between steps it works this share of a step longer than the median host, and most
 # of the step in all: what is less is hidden behind the devices. It is named when that has lasted for
-# so many log lines and has cost so many seconds.
+# this many log lines and has cost this many seconds.
 _LONGER, _MOST, _LINES, _SECONDS = 0.1, 0.5, 3, 5.0
 _KEPT = 5  # log lines that a process posts, for processes that read them later
 
