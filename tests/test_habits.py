@@ -29,8 +29,12 @@ SUFFIXES = (
 FOLDERS = (".ci", ".github", "configs", "docs", "launch", "tests", "tools", "vit_jax")
 
 
-def jobs() -> dict[str, dict]:
-    (workflow,) = WORKFLOWS
+# Those that take hours, once a week.
+SLOW = {"slow.yml": ({"schedule", "workflow_dispatch"}, 350)}
+
+
+def jobs(name: str = "tests.yml") -> dict[str, dict]:
+    (workflow,) = (path for path in WORKFLOWS if path.name == name)
     return yaml.safe_load(workflow.read_text())["jobs"]
 
 
@@ -39,16 +43,19 @@ def test_a_workflow_has_the_form_that_github_reads(path):
     workflow = yaml.safe_load(path.read_text())
     # YAML 1.1 reads the key `on` as true.
     assert workflow.keys() == {"name", True, "permissions", "concurrency", "jobs"}
-    assert workflow[True].keys() == {"push", "pull_request"}
+    events, minutes = SLOW.get(path.name, ({"push", "pull_request"}, 60))
+    assert workflow[True].keys() == events
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
         assert job.keys() <= {"runs-on", "timeout-minutes", "strategy", "env", "steps"}
-        assert re.fullmatch(r"ubuntu-\d\d\.\d\d", job["runs-on"]) and job["timeout-minutes"] <= 60
+        assert re.fullmatch(r"ubuntu-\d\d\.\d\d", job["runs-on"])
+        assert job["timeout-minutes"] <= minutes
         for step in job["steps"]:
             assert step.keys() <= STEP and len({"uses", "run"} & step.keys()) == 1
             assert "uses" not in step or re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"])
     known = {
         "matrix.python",
+        "matrix.part",
         "github.workflow",
         "github.ref",
         "github.event_name == 'pull_request'",
@@ -74,6 +81,17 @@ def test_the_workflow_runs_the_gate_on_the_oldest_python_and_tests_on_all_others
         )
         assert python["python-version"] in (f"3.{oldest}", "${{ matrix.python }}")
         assert all((ROOT / path).exists() for path in python["cache-dependency-path"].split())
+
+
+def test_every_folder_of_slow_tests_is_run_once_a_week():
+    (job,) = jobs("slow.yml").values()
+    parts = job["strategy"]["matrix"]["part"]
+    alone = [folder for part in parts[:-1] for folder in part.split()]
+    assert parts[-1].split() == ["tests", *(f"--ignore={folder}" for folder in alone)]
+    assert all((ROOT / folder).is_dir() for folder in alone)
+    assert [s["run"] for s in job["steps"] if "run" in s] == [
+        "bash tests/run.sh -m slow ${{ matrix.part }}"
+    ]
 
 
 def test_a_hook_refuses_what_the_gate_refuses(tmp_path):
