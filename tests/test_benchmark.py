@@ -57,6 +57,7 @@ def test_images_a_second_are_those_of_the_batch_that_a_budget_of_patches_makes()
     assert result["images_per_second"] == pytest.approx(24 / result["step_seconds"])
 
 
+@pytest.mark.slow
 def test_steps_and_answers_of_a_model_that_segments_are_timed():
     maps = {"objective.name": "segmentation", "objective.head": "linear", "augment.mixup": 0.0}
     config = tiny(**maps, **{"model.num_classes": None})
@@ -93,12 +94,14 @@ def test_input_is_timed_with_and_without_latency_in_one_run(copy):
     assert result["pixels"] == ("copies of files" if copy else decode.PIXELS)
 
 
+@pytest.mark.slow
 def test_a_model_without_blocks_has_no_breakdown():
     config = tiny(**{"model.name": "Mixer-S/8", "model.token_mlp_dim": 8, "model.width": 16})
     with pytest.raises(UserError, match="no Transformer blocks: no breakdown"):
         step.step(config, steps=1, breakdown=True)
 
 
+@pytest.mark.slow
 def test_inference_over_image_sizes_is_timed_where_a_model_takes_them_and_drawn(tmp_path, command):
     code, out, err = command(
         "benchmark", "speed", "--models=ViT-mu/16", "--image_sizes=30,32,64", f"--out={tmp_path}",

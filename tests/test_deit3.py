@@ -143,8 +143,12 @@ def lamb(p, grads, moments, step, rate):
 
 @pytest.mark.parametrize(
     ("recipe", "model"),
-    [("configs/deit3.py:S/16", {}), ("configs/vit5.py:S/16", {"rope_grid": (4, 4)})],
-    ids=["deit3", "vit5"],
+    [
+        pytest.param("configs/deit3.py:S/16", {}, id="deit3"),
+        pytest.param(
+            "configs/vit5.py:S/16", {"rope_grid": (4, 4)}, id="vit5", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_ten_steps_are_those_of_the_authors_formulas(recipe, model):
     config = small(recipe, **model)

@@ -209,7 +209,7 @@ def test_features_are_written_with_the_names_of_the_images(
         ("--features --out=/nowhere/x.npz", "--out=/nowhere/x.npz: there is no folder /nowhere"),
         ("--features", "--out=FILE.npz is missing"),
         ("--layers=3", "--layers is for --features"),
-        ("--features=x.npz --maps", "--maps and --nonorm are for --layers"),
+        ("--features=x.npz --nonorm", "--nonorm is for --layers"),
         ("--features=x.npz --image_size=3x", "--image_size = '3x' is no image size"),
     ],
 )

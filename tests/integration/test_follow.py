@@ -148,6 +148,7 @@ def test_a_checkpoint_that_is_removed_before_its_turn_is_skipped_with_a_sentence
     assert "checkpoint 8 of" in caplog.text and "was removed before" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_a_slower_follower_has_not_read(tiny_config, tmp_path):
     config = tiny_config(
         duration="8 steps", checkpoint__every="1 steps", checkpoint__keep=1, checkpoint__best=False

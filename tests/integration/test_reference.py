@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from tests.integration.conftest import TINY
 
 # So few images that an epoch has five steps.
@@ -20,6 +22,7 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_reference_beside_which_others_stand_and_a_wrong_one_is_ended(
     command, caplog, tmp_path
 ):

@@ -96,7 +96,7 @@ def trained(command, runs, scenes, things, tmp_path_factory):
 @pytest.mark.parametrize(
     ("recipe", "to"),
     slow_unless(
-        [("multilevel", "stablehlo"), ("panoptic", "onnx")],
+        [("panoptic", "stablehlo")],
         [*itertools.product(("multilevel", "panoptic"), ("onnx", "stablehlo"))],
     ),
 )

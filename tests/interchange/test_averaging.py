@@ -68,6 +68,7 @@ def test_the_last_checkpoints_of_a_run_are_averaged_as_numpy_does(run, command, 
     assert merged.config.data.mean == first.config.data.mean
 
 
+@pytest.mark.slow
 def test_a_greedy_soup_takes_models_as_the_paper_does(run, command, tmp_path):
     models = [
         perturbed(run, tmp_path / str(number), scale)

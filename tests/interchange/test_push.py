@@ -52,6 +52,7 @@ def torch_logits(model, images) -> np.ndarray:
     return getattr(found, "logits", found).numpy()
 
 
+@pytest.mark.slow
 def test_what_is_pushed_gives_timm_the_same_logits(hub, token, workdir, images):
     run = vit_jax.load_run(workdir)
     result = run.push("me/digits", format="timm", private=True, license="apache-2.0")

@@ -206,7 +206,7 @@ def test_the_name_in_config_json_and_its_arguments_build_the_model_there(theirs,
         ("DeiT-Ti/4", dict(image_size=12, depth=1, distilled=True)),
         ("Mixer-S/16", dict(image_size=48, activation="gelu", token_mlp_dim=7, mlp_dim=333)),
         ("R+ViT-Ti/16", dict(image_size=64, depth=1)),
-        ("BiT-R50x1", dict(image_size=32, root_zeros=True)),
+        pytest.param("BiT-R50x1", dict(image_size=32, root_zeros=True), marks=pytest.mark.slow),
     ],
 )
 def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path, name, options):

@@ -162,6 +162,7 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_on_a_frozen_tower_keeps_its_bits_and_is_judged(runs):
     before, run = (load_run(runs / name) for name in ("vit.npz", "texts"))
     old, new = (patterns.named(registry.split(r.model)[1].params) for r in (before, run))

@@ -69,6 +69,7 @@ def test_only_adapters_and_the_head_have_gradients_and_optimizer_state(make, bas
     assert not any("qkv" in name for name in patterns.names(state.parts()))
 
 
+@pytest.mark.slow
 def test_training_changes_the_adapted_kernels_and_the_head_alone(base, adapted):
     before, after = arrays(base), arrays(adapted[0])
     changed = {name for name in before if not np.array_equal(before[name], after[name])}

@@ -302,6 +302,7 @@ def trained(photos, tmp_path_factory, compilation_cache):
     return config, workdir, vit_jax.train(config, workdir)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(trained, tmp_path):
     config, workdir, result = trained
     killed = shutil.copytree(workdir, tmp_path / "killed")

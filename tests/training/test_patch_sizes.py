@@ -148,6 +148,7 @@ def test_each_patch_size_has_one_program_and_only_its_first_step_waits_for_it(ru
     assert len(waits) == 2 and len({batch["image"].shape for (batch,) in waits}) == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_at_any_step_is_the_same_to_the_bit(run, tmp_path):
     workdir, config, result, *_ = run
     killed = shutil.copytree(workdir, tmp_path / "killed")
