@@ -278,7 +278,9 @@ def test_other_periods_are_read_with_their_base(tmp_path):
 def test_without_periods_the_heads_are_those_of_the_published_width_or_asked_for(tmp_path):
     tensors = {n: x for n, x in tensors_of("S").items() if n != "rope_embed.periods"}
     path = save(tensors, tmp_path / "own.pth")
-    with pytest.raises(CheckpointError, match="heads: published models have, by width, 3 at 192, 6 at 384"):
+    with pytest.raises(
+        CheckpointError, match="heads: published models have, by width, 3 at 192, 6 at 384"
+    ):
         formats.read_checkpoint(path)
     foreign = formats.read_checkpoint(path, heads=4)
     assert foreign.model_config.rope == "centred" and "rope_theta" in foreign.assumed
