@@ -191,7 +191,7 @@ def test_a_png_with_alpha_has_two_channels_or_four(dtype):
         (
             encode(Image.fromarray(BYTES[..., :3]), "JPEG"),
             4,
-            "only PNG, TIFF and .npy files have so",
+            "only PNG, TIFF and .npy files have that",
         ),
         (tiff(BYTES[..., :5]), 3, "it has 5 channels .*data.channels is 3"),
         (tiff(BYTES[..., :4]), 3, "it has 4 channels .*data.channels is 3"),
