@@ -1,4 +1,4 @@
-"""The most accurate known recipe for a plain ViT on ImageNet-1k that costs no more than a number of v5e chip-hours.
+"""The most accurate known recipe for a plain ViT on ImageNet-1k that costs no more than given v5e chip-hours.
 
 vit_jax train --config=configs/best.py:B/16,150 --workdir=DIR
     SIZE,HOURS: S/16, B/16 or L/16, and hours of one v5e chip; without HOURS the best there is. Its stages are runs in

@@ -365,7 +365,7 @@ class ObjectiveSection(_Fields):
     blocks: int | None
     'eomt: last blocks that queries go through (default: 4)'
     segments: int | None
-    'eomt: classes of an image that are learned at most, the largest; of panoptic masks no image may have more segments (default: 40)'
+    'eomt: of an image at most this many classes are learned, the largest; of panoptic masks no image may have more segments (default: 40)'
     points: int | None
     'eomt: points at which masks are compared, about (default: 12544)'
     annealing: _Tuple

@@ -63,7 +63,7 @@ def theirs(seed: int) -> dict[str, np.ndarray]:
     images, labels = cifar("test")
     return engines.train_theirs(
         model,
-        huggingface._batches(seed),
+        huggingface.batches(seed),
         lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
         torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM),
         engines.cosine(RATE, WARMUP, STEPS),

@@ -1,4 +1,4 @@
-"""ViT and MAE as transformers has them, trained as its Trainer does, on CIFAR-10."""
+"""ViT as transformers has it, trained as its Trainer does, on CIFAR-10."""
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ def theirs(seed: int) -> dict[str, np.ndarray]:
     judge = engines.accuracy_of(normalized(images), torch.from_numpy(labels))
     return engines.train_theirs(
         model,
-        _batches(seed),
+        batches(seed),
         lambda model, batch: model(batch[0], labels=batch[1]).loss,
         optimizer,
         lambda made: RATE * scheduler.lr_lambdas[0](made),
@@ -60,7 +60,7 @@ def theirs(seed: int) -> dict[str, np.ndarray]:
     )
 
 
-def _batches(seed: int):
+def batches(seed: int):
     """Images (B, 3, H, W), moved by up to `PAD` pixels and mirrored, and labels (B,)."""
     images, labels = cifar("train")
     random = np.random.default_rng(seed)

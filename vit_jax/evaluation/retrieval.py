@@ -24,7 +24,9 @@ class RetrievalOptions(contract.EvaluatorOptions):
     """What `retrieval` takes."""
 
     at: tuple = option((1, 5, 10), "the right one is among this many of the nearest", minimum=1)
-    captions: int = option(5, "of an image, the first ones, as on COCO", minimum=1)
+    captions: int = option(
+        5, "of an image at most this many, the first ones, as on COCO", minimum=1
+    )
 
 
 class Retrieval(TwoTowerEvaluator):

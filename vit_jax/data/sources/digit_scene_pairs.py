@@ -12,7 +12,7 @@ from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import digit_scenes, fingerprint
 from vit_jax.data.sources.digit_pairs import NAMES
 
-_EMPTY = 10  # one scene of so many
+_EMPTY = 10  # of this many scenes one
 
 
 @dataclasses.dataclass(frozen=True)

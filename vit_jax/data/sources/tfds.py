@@ -62,9 +62,8 @@ class Tfds:
         self._records = _open_records(builder, self._split)
 
     def __reduce__(self):
-        return type(
-            self
-        ), self._args  # open files do not travel to another process: it opens its own
+        # Open files do not travel to another process: it opens its own.
+        return type(self), self._args
 
     def __len__(self) -> int:
         return len(self._records)

@@ -43,8 +43,8 @@ class SegmentationOptions:
     blocks: int = option(4, "eomt: last blocks that queries go through", minimum=1)
     segments: int = option(
         40,
-        "eomt: classes of an image that are learned at most, the largest; of panoptic masks no image may have more "
-        "segments",
+        "eomt: of an image at most this many classes are learned, the largest; of panoptic masks no image may have "
+        "more segments",
         minimum=1,
     )
     points: int = option(12544, "eomt: points at which masks are compared, about", minimum=4)

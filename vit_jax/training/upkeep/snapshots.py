@@ -1,4 +1,4 @@
-"""What a run looks like from inside, every few hundred steps: the images as the model sees them, and
+"""What a run looks like from inside, at the steps that config.log says: the images as the model sees them, and
 histograms of parameters, gradients and updates.
 
 Computed by programs beside the training step, which stays as it is. They are dispatched ahead like
