@@ -15,7 +15,7 @@ from tests.law.timm_parts import MEAN, STD
 from vit_jax import recipes
 from vit_jax.config import default_config
 
-STEPS, BATCH, WARMUP, SIDE, PATCH = 200, 60, 20, 32, 8
+STEPS, BATCH, WARMUP, SIDE, PATCH = 300, 60, 30, 32, 8
 WIDTH, DEPTH, HEADS = 48, 2, 4
 RATE, RATE_END, DECAY, EMA, DROP_PATH = 2e-3, 1e-5, 0.05, 0.9, 0.1
 REPEATS, ERASING, SMOOTHING = 3, 0.25, 0.1
@@ -124,19 +124,13 @@ def _model(third: bool) -> torch.nn.Module:
 def _batches(third: bool, seed: int):
     """Images (B, 3, H, W), labels (B,)."""
     images, labels = cifar("train")
-    crop = timm_parts.part("data.transforms").RandomResizedCropAndInterpolation
     policy = timm_parts.policy("3a" if third else "rand-m9-mstd0.5-inc1")
     erase = timm_parts.part("data.random_erasing").RandomErasing(
         0.0 if third else ERASING, mode="pixel", device="cpu"
     )
 
     def changed(image: PIL.Image.Image) -> PIL.Image.Image:
-        top, left, tall, wide = crop.get_params(image, AREA, (3 / 4, 4 / 3))
-        box = (left, top, left + wide, top + tall)
-        image = image.crop(box).resize((SIDE, SIDE), PIL.Image.BICUBIC)
-        if random.random() < 0.5:
-            image = image.transpose(PIL.Image.FLIP_LEFT_RIGHT)
-        image = policy(image)
+        image = policy(timm_parts.cropped(image, AREA, SIDE))
         return batch.jittered(image) if third else image
 
     for chosen in _indices(third, len(images), seed):

@@ -56,6 +56,7 @@ def train_theirs(
     evaluate: Callable[[torch.nn.Module], dict[str, float]],
     clip: float = 0.0,
     average=None,
+    before_update: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
     """The curves of a run of PyTorch.
 
@@ -67,6 +68,7 @@ def train_theirs(
       evaluate: what is measured at the end of each tenth, by the names of the curves.
       clip: largest norm of the gradient; 0: none.
       average: with `update(model)` and the averaged `module`, which is then evaluated.
+      before_update: called once gradients are there, before they are clipped.
 
     Returns:
       (TENTHS,) for 'loss', the mean over the tenth, and for each of what `evaluate` gives.
@@ -78,6 +80,7 @@ def train_theirs(
         loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
+        before_update()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

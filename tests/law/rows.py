@@ -52,6 +52,13 @@ ROWS = {
     "finetune": Row(
         "CIFAR-10 at twice the size, SGD, interpolated positions; timm's ViT", "finetune"
     ),
+    "mae": Row(
+        "CIFAR-10, a masked autoencoder; transformers' ViTMAEForPreTraining",
+        "mae",
+        judge="held_out",
+        percent=False,
+    ),
+    "dino": Row("CIFAR-10, DINO; lightly's head, loss and average, timm's ViT", "dino"),
 }
 
 

@@ -1,6 +1,7 @@
 """timm's parts as its documentation puts them together, without torchvision, which stands in none of them."""
 
 import functools
+import random
 
 import numpy as np
 import PIL.Image
@@ -39,6 +40,15 @@ def policy(text: str):
     if text.startswith("rand"):
         return policies.rand_augment_transform(text, hparams)
     return policies.auto_augment_transform(text, hparams)
+
+
+def cropped(image: PIL.Image.Image, area: tuple[float, float], side: int) -> PIL.Image.Image:
+    """A part of the image by timm's draw, at `side` pixels, and half of the time mirrored."""
+    crop = part("data.transforms").RandomResizedCropAndInterpolation
+    top, left, tall, wide = crop.get_params(image, area, (3 / 4, 4 / 3))
+    box = (left, top, left + wide, top + tall)
+    image = image.crop(box).resize((side, side), PIL.Image.BICUBIC)
+    return image.transpose(PIL.Image.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
 
 
 def prepared(images: list[PIL.Image.Image]) -> torch.Tensor:

@@ -49,10 +49,12 @@ class Own(nnx.Module):
 
     def __init__(self, model: PublishedViTConfig, decoder: PublishedViTConfig, rngs: nnx.Rngs):
         dtype, outputs = jnp.dtype(decoder.dtype), model.patch**2 * model.channels
-        self.embed = nnx.Linear(model.width, decoder.width, dtype=dtype, rngs=rngs)
+        draw = nnx.initializers.xavier_uniform()  # as all layers of the authors' code
+        options = dict(kernel_init=draw, dtype=dtype, rngs=rngs)
+        self.embed = nnx.Linear(model.width, decoder.width, **options)
         self.mask = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (decoder.width,)))
         self.decoder = Encoder(decoder, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(decoder.width, outputs, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(decoder.width, outputs, **options)
 
 
 def decoder_of(model: PublishedViTConfig, options: MaeOptions) -> PublishedViTConfig:

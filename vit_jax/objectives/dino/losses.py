@@ -44,7 +44,8 @@ class Head(nnx.Module):
             nnx.Linear(
                 sizes[i],
                 sizes[i + 1],
-                kernel_init=nnx.initializers.truncated_normal(std),
+                # The authors' code truncates at 2, not at two deviations.
+                kernel_init=nnx.initializers.normal(std),
                 dtype=dtype,
                 rngs=rngs,
             )
