@@ -48,6 +48,7 @@ def paper(model):
     config.data.name = "imagenet2012"
     config.data.eval_split = "validation"
     config.model.update(dict(name=f"ViT-{model}", activation="gelu", layer_scale="all"))
+    config.model.init = "deit"
     config.objective.temperature_warmup = f"{30 * EPOCH} steps"
     config.objective.frozen_prototypes = f"{EPOCH} steps"
     config.duration, config.batch_size = f"{100 * EPOCH} steps", 2048

@@ -58,6 +58,12 @@ ROWS = {
         judge="held_out",
         percent=False,
     ),
+    "first_steps": Row(
+        "200 photos, the first 100 steps of configs/deit.py: losses and norms; timm's DeiT",
+        "first_steps",
+        judge="loss",
+        percent=False,
+    ),
     "dino": Row("CIFAR-10, DINO; lightly's head, loss and average, timm's ViT", "dino"),
 }
 

@@ -16,6 +16,7 @@ from vit_jax.devices import meshes
 from vit_jax.interchange.conversions import vit_arguments
 from vit_jax.models import published, registry, vit
 from vit_jax.models.zoo import vit_zoo
+from vit_jax.recipes import user_files
 
 SMALL = dict(image_size=(12, 8), depth=2, heads=2, width=16, num_classes=5)
 NETWORKS = {
@@ -278,6 +279,11 @@ def test_weights_begin_as_in_deits_code():
     for part in params["embedding"].values():
         assert bound * 0.97 < np.abs(part).max() <= bound
         np.testing.assert_allclose(np.std(part), bound / np.sqrt(3), rtol=0.1)
+
+
+@pytest.mark.parametrize("recipe", ["deit.py:S", "distill.py:DeiT-S/16", "dino.py:S/16"])
+def test_recipes_whose_authors_draw_so_begin_so(recipe):
+    assert user_files.load_config(recipe).model.init == "deit"
 
 
 PAPER = [

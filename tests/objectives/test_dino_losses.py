@@ -52,6 +52,14 @@ def test_head_is_that_of_the_official_code(official):
     np.testing.assert_allclose(found, answers["teacher_head"], atol=1e-5)
 
 
+def test_kernels_of_a_head_begin_normal_and_are_not_cut_at_two_deviations():
+    head = losses.Head(
+        64, hidden=64, bottleneck=64, prototypes=8, std=0.02, dtype=jnp.float32, rngs=nnx.Rngs(0)
+    )
+    kernels = np.stack([layer.kernel[...] for layer in head.mlp])
+    assert kernels.std() == pytest.approx(0.02, rel=0.03) and np.abs(kernels).max() > 0.06
+
+
 def test_teacher_probabilities_are_those_of_the_official_code(official):
     _, _, answers = official
     logits = by_crop(answers["teacher_head"], 2)

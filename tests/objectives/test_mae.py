@@ -226,6 +226,15 @@ def test_the_encoder_sees_nothing_of_the_removed_patches():
     assert predicted[0].shape == (2, 12, 8 * 8 * 3)
 
 
+def test_layers_around_the_decoder_begin_as_the_authors_code_draws_them():
+    objective, _ = made()
+    own = objective.own_modules(nnx.Rngs(0))
+    for layer in (own.embed, own.head):
+        kernel = layer.kernel[...]
+        bound = (6 / sum(kernel.shape)) ** 0.5  # Xavier-uniform
+        assert 0.97 * bound < np.abs(kernel).max() <= bound
+
+
 @pytest.mark.parametrize("options", [{}, {"pool": "mean", "registers": 2, "position": "learned"}])
 def test_every_parameter_learns(options):
     objective, config = made(**options)
