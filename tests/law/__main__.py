@@ -1,4 +1,6 @@
-"""`python -m tests.law`: the rows; `python -m tests.law ROW [FIRST_SEED]`: runs one, five seeds of each engine."""
+"""`python -m tests.law`: the rows; `python -m tests.law ROW [FIRST_SEED [SEEDS]]`: runs one, by default five seeds of
+each engine.
+"""
 
 import os
 import sys
@@ -14,12 +16,14 @@ def main(arguments: list[str]) -> int:
         for name, row in rows.ROWS.items():
             print(f"{name:12} {row.about}")
         return 0
-    name, first = arguments[0], int(arguments[1]) if arguments[1:] else 0
+    name, first, seeds = arguments[0], 0, rows.SEEDS
+    if arguments[1:]:
+        first, seeds = map(int, [*arguments[1:], seeds][:2])
     if name not in rows.ROWS:
         print(f"there is no row {name!r}: {', '.join(rows.ROWS)}", file=sys.stderr)
         return 2
     print(f"{name}: {rows.ROWS[name].about}")
-    checks = rows.run(name, range(first, first + rows.SEEDS))
+    checks = rows.run(name, range(first, first + seeds))
     for check in checks:
         print(
             f"  {'holds  ' if check.holds else 'DIFFERS'} {check.name}: {check.seen} ({check.bound})"
