@@ -96,14 +96,11 @@ def test_a_small_file_that_is_cut_short_does_not_end_a_restart(finished, name, t
 
 
 def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tmp_path):
-    first = cli(
-        "train",
-        "--config=configs/digits.py",
-        "--config.duration=100000 steps",
-        f"--workdir={tmp_path}",
-    )
+    longer = "--config.duration=100000 steps"
+    first = cli("train", "--config=configs/digits.py", longer, f"--workdir={tmp_path}", tiny=True)
     while not (tmp_path / "metrics.jsonl").exists():
         assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
     with pytest.raises(lock.Locked, match=f"another run trains in .*process {first.pid}"):
         lock.Lock(epath.Path(tmp_path), patience=0.1).__enter__()
     first.send_signal(signal.SIGKILL)
