@@ -23,7 +23,7 @@ from tests.integration.test_train import assert_same_bits, params_of
 from tests.test_docs import ROOT, lines_of
 from vit_jax.checkpoints import reading
 
-STEPS, EVERY = 40, 8
+STEPS, EVERY = 24, 8
 TINY = HOSTS | {
     "batch_size": 8, "duration": f"{STEPS} steps", "checkpoint.every": f"{EVERY} steps", "log.every": "8 steps",
     "optim.warmup": "0 steps", "augment.mixup": 0.0, "audit.every": 0,
@@ -102,7 +102,7 @@ def kill_the_first_process(supervisor: subprocess.Popen, workdir: epath.Path) ->
     """
     while not (saved := reading.saved_steps(workdir / "checkpoints")):
         assert supervisor.poll() is None, supervisor.communicate()[0]
-        time.sleep(0.05)
+        time.sleep(0.1)
     tasks = pathlib.Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
     os.kill(int(tasks.read_text().split()[0]), signal.SIGKILL)
     return saved
