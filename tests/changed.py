@@ -37,6 +37,7 @@ PLUGINS = {
     "tests.processor_time",
     "tests.services.buckets",
     "tests.services.launching",
+    "tests.services.runs",
 }
 # Where a change reaches all tests.
 ALL = (

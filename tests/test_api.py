@@ -39,10 +39,8 @@ def tiny(compilation_cache, **fields):
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory, compilation_cache):
-    folder = tmp_path_factory.mktemp("api") / "run"
-    vit_jax.train(tiny(compilation_cache), folder)
-    return folder
+def workdir(finished_run):
+    return finished_run.workdir
 
 
 @pytest.fixture(scope="module")

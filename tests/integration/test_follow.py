@@ -12,7 +12,6 @@ import pytest
 from etils import epath
 
 import vit_jax
-from tests.integration.conftest import TINY
 from vit_jax.base import lock
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, pins, reading
@@ -23,14 +22,9 @@ from vit_jax.training.upkeep.follow import What, follow
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, compilation_cache):
+def finished(finished_run):
     """The workdir of a run of 12 steps with checkpoints 4, 8 and 12."""
-    config = vit_jax.load_config("configs/digits.py")
-    options = {"compilation_cache": compilation_cache, "log.tensorboard": True}
-    config.update_from_flattened_dict(TINY | options)
-    workdir = tmp_path_factory.mktemp("finished")
-    vit_jax.train(config, workdir)
-    return workdir
+    return finished_run.workdir
 
 
 @pytest.fixture
