@@ -25,6 +25,7 @@ from vit_jax.data.record import BadImage
 from vit_jax.interchange import remote
 from vit_jax.models import registry
 from vit_jax.prediction.features import Wanted, compile_features
+from vit_jax.training.upkeep.stragglers import Stragglers
 
 
 def tiny(compilation_cache, **fields):
@@ -290,8 +291,11 @@ def test_a_saved_and_an_exported_model_answer_as_the_run_does(run, photo, tmp_pa
         run.export("model.pt")
 
 
-def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(tmp_path, compilation_cache):
-    seen = {}
+def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(
+    tmp_path, compilation_cache, monkeypatch
+):
+    seen, compared = {}, []
+    monkeypatch.setattr(Stragglers, "log", lambda _, step: compared.append(step))
 
     def on_log(step, metrics):
         seen.setdefault(step, {}).update(metrics)
@@ -300,6 +304,7 @@ def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(tmp_path, c
     config = tiny(compilation_cache)
     result = vit_jax.train(config, tmp_path, callbacks=[on_log])
     assert list(seen) == [1, 4] and result["step"] == 4
+    assert compared == [1, 4], "who is slow is looked for at each log"
     assert seen[1]["loss"] > 0 and seen[4]["eval/accuracy"] == result["accuracy"]
     # Ended is ended.
     assert vit_jax.train(config, tmp_path)["step"] == 4

@@ -291,7 +291,7 @@ def photos(tmp_path, compilation_cache):
         "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
         "--config.model.width=32", "--config.model.heads=2", "--config.model.mlp_dim=64",
         "--config.optim.warmup=1 steps", "--config.augment.randaugment_layers=0", "--config.log.tensorboard=False",
-        "--config.data.examine=False", "--config.data.on_bad_image=error",
+        "--config.data.examine=False", "--config.data.on_bad_image=error", "--config.audit.every=0",
         f"--config.compilation_cache={compilation_cache}",
     ]  # fmt: skip
 

@@ -246,8 +246,8 @@ def test_more_checkpoints_than_are_kept_are_deleted_at_the_next_start(finished_r
 
 def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_config, tmp_path):
     options = {"checkpoint__keep": 2, "checkpoint__best": False, "eval__every": "4 steps"}
-    vit_jax.train(tiny_config(duration="4 steps", **options), tmp_path)
+    vit_jax.train(tiny_config(duration="8 steps", **options), tmp_path)
     assert reading.newest_description(tmp_path)["best"]["step"] == 4
     options["checkpoint__on_config_change"] = "allow"  # a longer run
-    vit_jax.train(tiny_config(duration="12 steps", **options), tmp_path)
-    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
+    vit_jax.train(tiny_config(duration="16 steps", **options), tmp_path)
+    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [12, 16]
