@@ -30,12 +30,8 @@ from vit_jax.training.upkeep.stragglers import Stragglers
 
 def tiny(compilation_cache, **fields):
     config = vit_jax.load_config("digits")
-    config.update_from_flattened_dict(
-        TINY | {"compilation_cache": compilation_cache, "log.tensorboard": False}
-    )
-    config.update_from_flattened_dict(
-        {name.replace("__", "."): value for name, value in fields.items()}
-    )
+    changes = {name.replace("__", "."): value for name, value in fields.items()}
+    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache} | changes)
     return config
 
 

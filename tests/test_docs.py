@@ -241,7 +241,6 @@ def sandbox(tmp_path_factory):
         "data.path": str(folder / "IMAGES"), "model.name": "ViT-mu/16", "model.pool": "token",
         "model.position": "learned", "batch_size": 8, "duration": "1 steps", "optim.warmup": "0 steps",
         "augment.randaugment_layers": 0, "augment.mixup": 0.0, "compilation_cache": "", "log.tensorboard": False,
-        "audit.every": 0,
     })  # fmt: skip
     vit_jax.train(config, folder / "trained")
     for name in ("B_16.npz", "S_16.npz"):
