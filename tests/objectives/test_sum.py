@@ -152,7 +152,8 @@ def test_terms_of_labels_and_of_a_guest_share_the_pass(made, monkeypatch):
     of_terms = dict(name="sum", terms=given)
     assert objectives.find_objective(ConfigDict(of_terms))[0] is type(whole)
     assert objectives.probabilities(ConfigDict(of_terms)) == "sigmoid"
-    assert not make(made).needs_labels
+    texts = make(made)
+    assert not texts.needs_labels and texts.own_judged and texts.evaluator == "retrieval"
     beside_masks = make((student, context), (given[0], "masked_patches"), tokenizer="")
     assert beside_masks.needs_labels and not beside_masks.mixes
 

@@ -22,6 +22,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.models import registry
+from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
     Batch,
     FromCheckpoint,
@@ -29,6 +30,7 @@ from vit_jax.objectives.contract import (
     MovingAverage,
     Objective,
     ObjectiveContext,
+    SavedObjective,
 )
 from vit_jax.objectives.image_text.image_text import ImageText, TokenOptions
 from vit_jax.objectives.output_term import OutputTerm, forward
@@ -93,11 +95,12 @@ class Sum(Objective):
     Options = SumOptions
     needs_labels = False
     mixes = False
-    own_judged = True
 
     @classmethod
     def variant(cls, options: SumOptions) -> type["Sum"]:
         kinds = [_kind(name) for name, _ in _named(options.terms) if name in objectives.OBJECTIVES]
+        if any(issubclass(kind, ImageText) for kind in kinds):
+            return TextSum
         if not any(kind.needs_labels for kind in kinds):
             return cls
         return MixedSum if all(kind.mixes for kind in kinds) else LabelledSum
@@ -145,9 +148,9 @@ class Sum(Objective):
             raise ConfigError(
                 f"{_OPTION}: {name} learns from masks or several views of an image, which a sum does not have"
             )
-        if self.needs_labels and issubclass(kind, ImageText):
+        if kind.needs_labels and isinstance(self, TextSum):
             raise ConfigError(
-                f"{_OPTION}: {name} learns from captions, and another term from labels, which no data has together"
+                f"{_OPTION}: {name} learns from labels, and image_text from captions, which no data has together"
             )
         weight, start = given.pop("weight", 1.0), given.pop("start", "0 steps")
         if not isinstance(weight, (int, float)) or not weight >= 0:
@@ -179,6 +182,13 @@ class Sum(Objective):
     def own_modules(self, rngs: nnx.Rngs) -> Own:
         made = {term.name: term.objective.own_modules(rngs) for term in self.terms}
         return Own({name: own for name, own in made.items() if own is not None})
+
+    def own_from(
+        self, saved: SavedObjective, like: Weights
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        if issubclass(saved.kind, Sum):
+            saved = dataclasses.replace(saved, kind=Sum)  # of other terms
+        return super().own_from(saved, like)
 
     def teacher(self) -> tuple[FromCheckpoint, ...] | MovingAverage | None:
         if self._average:
@@ -261,11 +271,17 @@ class Sum(Objective):
         return own if isinstance(source, tuple) else own[0]
 
 
+class TextSum(Sum):
+    """Some term compares images with texts."""
+
+    own_judged = True
+    evaluator = ImageText.evaluator
+
+
 class LabelledSum(Sum):
     """Some term learns from labels."""
 
     needs_labels = True
-    own_judged = False
 
 
 class MixedSum(LabelledSum):
