@@ -13,8 +13,9 @@ from flax import nnx
 
 from tests.lazily import Package
 from vit_jax.base import patterns
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.compute import relative
+from vit_jax.interchange import formats
 from vit_jax.interchange.conversions import vit_flax
 from vit_jax.models import native_sizes, registry, table_positions
 from vit_jax.models.contract import PatchBatch
@@ -323,3 +324,12 @@ def test_orders_of_a_block_exclude_each_other():
         vit_zoo.Config(
             (8, 8), patch=4, depth=1, width=8, mlp_dim=8, heads=1, norm_residual=True, parallel=True
         )
+
+
+@pytest.mark.parametrize("position", ["learned", "bias2d"])
+def test_norms_of_sums_are_not_written_for_timm(kit, tmp_path, position):
+    config = kit.config(norm_residual=True, activation="gelu", epsilon=1e-6, position=position)
+    checkpoint = formats.LoadedCheckpoint(config, kit.parameters(config))
+    with pytest.raises(CheckpointError, match="norm_residual=True"):
+        formats.write_checkpoint(checkpoint, tmp_path / "a.safetensors", "timm")
+    assert not list(tmp_path.iterdir())
