@@ -10,11 +10,8 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
-<<<<<<< HEAD
 from tests.new_models import drawn
-=======
 from vit_jax import objectives
->>>>>>> main
 from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
