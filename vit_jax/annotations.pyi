@@ -43,8 +43,8 @@ class ModelSection(_Fields):
     'attention heads'
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean'] | None
     'how tokens become one vector; token: the class token; token_mean: beside it the mean of the others (DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention; token: the class token (the other kinds have none); token: the class tokens of model.summary, one after the other; the others read the patches'
-    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'none', 'sinusoid'] | None
-    "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative, bias2d (BEiT): in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
+    position: Literal['learned', 'learned2d', 'factorized', 'coordinates', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'transformer_xl', 'deberta', 'none', 'sinusoid'] | None
+    "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; coordinates: of patches' centres; relative, bias2d, transformer_xl, deberta: in attention's logits; sinusoid: fixed, over the row number; the others as in ViT; sinusoid: fixed, t2t alone"
     registers: int | None
     'learned tokens without a position'
     distilled: bool | None
@@ -86,7 +86,7 @@ class ModelSection(_Fields):
     crop_to_patches: bool | None
     'images that the patches do not divide lose their last rows and columns (SigLIP So400m/14 at 384) (default: False)'
     position_at: Literal['auto', 'stem', 'layers', 'shared'] | None
-    "where positions are added: at the stem, in all layers each its own, in all layers the same (shared); auto: relative in layers, others at the stem (default: 'auto')"
+    "where positions are added: at the stem, in all layers each its own, in all layers the same (shared); auto: of deberta shared, of others in attention's logits in layers, else at the stem (default: 'auto')"
     position_of_class: bool | None
     'the class token has a learned position too (official code; not big_vision) (default: True)'
     position_of_registers: bool | None
@@ -119,6 +119,8 @@ class ModelSection(_Fields):
     "biases of the encoder's layer norms (none in ViT-22B) (default: True)"
     norm_after: bool | None
     'post-norm: normalise the outputs of attention and MLP (EVA-02-E, Swin V2) (default: False)'
+    norm_residual: bool | None
+    'normalise each sum of input and output of attention and MLP (Transformer, BERT) (default: False)'
     qk_norm: bool | None
     'norm on queries and keys (ViT-22B) (default: False)'
     attention_inner_norm: bool | None
@@ -800,7 +802,7 @@ class ModelOptions(TypedDict, total=False):
     mlp_dim: int
     heads: int
     pool: Literal['token', 'mean', 'map', 'first', 'gem', 'token_mean']
-    position: Literal['learned', 'learned2d', 'factorized', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'none', 'sinusoid']
+    position: Literal['learned', 'learned2d', 'factorized', 'coordinates', 'sincos2d', 'fixed2d', 'relative', 'bias2d', 'transformer_xl', 'deberta', 'none', 'sinusoid']
     registers: int
     distilled: bool
     representation: int
@@ -838,6 +840,7 @@ class ModelOptions(TypedDict, total=False):
     norm: Literal['layer', 'rms']
     norm_bias: bool
     norm_after: bool
+    norm_residual: bool
     qk_norm: bool
     attention_inner_norm: bool
     mlp_inner_norm: bool

@@ -21,9 +21,10 @@ def choose_grids(sides, tokens):
     )
 
 
-def test_sizes_are_those_of_timm_and_transformers(shared_data):
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_sizes_are_those_of_timm_and_transformers(shared_data, count):
     rng = np.random.default_rng(0)
-    sides = np.exp(rng.uniform(np.log(16), np.log(5000), (10_000, 2))).astype(int)
+    sides = np.exp(rng.uniform(np.log(16), np.log(5000), (count, 2))).astype(int)
     photos = [
         Image.open(shared_data / "imagenet_sample" / row["file"]).size[::-1]
         for row in csv.DictReader((shared_data / "imagenet_sample" / "labels.csv").open())

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from tests.evaluation import toy_exits
+from tests.models.conftest import parameters
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes
@@ -237,7 +238,8 @@ def test_a_dynamic_vit_lets_images_leave_with_the_logits_of_its_full_forward():
         "DVT-DeiT-S", image_size=16, num_classes=5, grids=(2, 4), depth=2, width=16, heads=2, mlp_dim=32,
         feature_hidden=8, feature_width=4, head_init="normal",
     )  # fmt: skip
-    dvt = *registry.split(registry.build(config, rngs=nnx.Rngs(0))), config
+    weights = registry.Weights(parameters(config), {})
+    dvt = registry.abstract(config)[0], weights, config
     images = np.random.default_rng(0).integers(0, 256, (21, 16, 16, 3), np.uint8)
     full = in_full(dvt, images)
     confidence = np.asarray(jax.nn.softmax(full)).max(-1)

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.neighbors import KNeighborsClassifier
 
+from tests.models.conftest import parameters
 from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
@@ -192,7 +193,7 @@ def test_metrics_have_the_prefix_of_their_evaluator(context, caplog):
     )
     suite = evaluation.make(entries, context)
     mesh = meshes.replica_mesh()
-    params = registry.initialize(context.model_config, jax.random.key(0))
+    params = parameters(context.model_config)
     counts = []
 
     def watch(batches):
@@ -301,7 +302,7 @@ def test_classification_counts_what_accuracy_counts_and_writes_tables(context, t
     suite = evaluation.make(entries, context)
     mesh = meshes.replica_mesh()
     config = dataclasses.replace(context.model_config, head_init="normal")
-    weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
+    weights = registry.Weights(parameters(config), {})
     weights.params["head"]["kernel"] *= 30  # surer than it should be
     with jax.set_mesh(mesh):
         found = suite(EvaluatedModel(weights), mesh)
@@ -337,7 +338,7 @@ def test_only_classes_that_the_data_has_are_predicted_if_asked(context):
         del sources.OPENERS["odd-digits"]
     mesh = meshes.replica_mesh()
     config = dataclasses.replace(context.model_config, head_init="normal")
-    weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
+    weights = registry.Weights(parameters(config), {})
     with jax.set_mesh(mesh):
         found = suite(EvaluatedModel(weights), mesh)
     records = [Odd()[i] for i in range(40)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.models.conftest import parameters
 from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.config import config_class, default_config
@@ -55,7 +56,7 @@ def test_of_50_000_images_46_837_are_scored_and_right_are_those_of_the_published
         "ViT-mu/8", image_size=8, num_classes=1000, head_init="normal"
     )
     definition = registry.abstract(model_config)[0]
-    weights = registry.Weights(registry.initialize(model_config, jax.random.key(0)), {})
+    weights = registry.Weights(parameters(model_config), {})
     context = EvalContext(schema.typed(config_class(), config), model_config, definition, CLASSES)
     suite, mesh = evaluation.make(("accuracy",), context), meshes.replica_mesh()
     with jax.set_mesh(mesh):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.models.conftest import parameters
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
@@ -33,7 +34,7 @@ def context():
 
 @pytest.fixture(scope="module")
 def weights(context):
-    return registry.Weights(registry.initialize(context.model_config, jax.random.key(0)), {})
+    return registry.Weights(parameters(context.model_config), {})
 
 
 def images(folder, classes, count=2):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.models.conftest import parameters
 from tests.serving.conftest import make_run
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import choices
@@ -135,9 +136,10 @@ def test_auto_is_xla_where_bfloat16_is_multiplied(home, monkeypatch):
 
 def test_predict_says_the_same_by_either_engine(command, home, tmp_path):
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=7, head_init="normal")
-    parameters = jax.device_get(registry.initialize(config, jax.random.key(0)))
     checkpoint = tmp_path / "tiny.npz"
-    formats.write_checkpoint(formats.LoadedCheckpoint(config, parameters), checkpoint, "official")
+    formats.write_checkpoint(
+        formats.LoadedCheckpoint(config, parameters(config)), checkpoint, "official"
+    )
     Image.fromarray(np.tile(IMAGES[0], (3, 3, 1))).save(tmp_path / "a.png")
     image_flags = [f"--config.data.{name}=(0.5, 0.5, 0.5)" for name in ("mean", "std")]
 

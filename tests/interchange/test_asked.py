@@ -3,11 +3,11 @@
 import importlib.util
 import time
 
-import jax
 import pytest
 
 from tests import lazily, without_torchvision
 from tests.interchange.test_dinov2 import drawn
+from tests.models.conftest import parameters
 from tests.objectives.test_mae import new_of_transformers
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats
@@ -94,7 +94,7 @@ def test_shapes_are_found_without_the_arrays(form):
     )
     conversion = conversions_of(registry.family_of(config))[form]
     table, like = conversion.rules(config, conversion.layout(config)), registry.abstract(config)[1]
-    params = registry.initialize(config, jax.random.key(0))
+    params = parameters(config)
     written = {name: x.shape for name, x in translation.to_theirs(table, params)}
     assert written == {name: shape for name, (shape, _) in translation.specs(table, like).items()}
 

@@ -5,36 +5,37 @@ import json
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 import vit_jax
 from tests.integration.conftest import TINY
+from tests.models.conftest import parameters, statistics
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.evaluation.soups import greedy
 from vit_jax.interchange import averaging, formats, loading
 from vit_jax.models import registry
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, compilation_cache):
+def train(workdir, cache: str, steps: int):
     """A run on digits with three checkpoints."""
     config = vit_jax.load_config("configs/digits.py")
     config.update_from_flattened_dict(
         TINY
         | {
-            "compilation_cache": compilation_cache,
-            "log.tensorboard": False,
-            "duration": "150 steps",
-            "checkpoint.every": "50 steps",
+            "compilation_cache": cache,
+            "duration": f"{steps} steps",
+            "checkpoint.every": f"{steps // 3} steps",
             "optim.warmup": "5 steps",
             "optim.ema": 0.0,
             "optim.lr": 1e-2,
-            "augment.mixup": 0.0,
         }
     )
-    workdir = tmp_path_factory.mktemp("averaged")
     vit_jax.train(config, workdir)
     return workdir
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, compilation_cache):
+    return train(tmp_path_factory.mktemp("averaged"), compilation_cache, 6)
 
 
 def params_of(path) -> list[np.ndarray]:
@@ -59,7 +60,7 @@ def perturbed(path, to, scale: float) -> str:
 def test_the_last_checkpoints_of_a_run_are_averaged_as_numpy_does(run, command, tmp_path):
     code, out, err = command("merge", run, "--last=3", f"--out={tmp_path}/mean", "--json")
     assert code == 0, err
-    steps = [run / "checkpoints" / step for step in ("50", "100", "150")]
+    steps = [run / "checkpoints" / step for step in "246"]
     assert json.loads(out.splitlines()[-1])["averaged"] == [str(step) for step in steps]
     for ours, expected in zip(params_of(tmp_path / "mean"), numpy_mean(steps), strict=True):
         np.testing.assert_array_equal(ours, expected)
@@ -69,7 +70,8 @@ def test_the_last_checkpoints_of_a_run_are_averaged_as_numpy_does(run, command, 
 
 
 @pytest.mark.slow
-def test_a_greedy_soup_takes_models_as_the_paper_does(run, command, tmp_path):
+def test_a_greedy_soup_takes_models_as_the_paper_does(compilation_cache, command, tmp_path):
+    run = train(tmp_path / "run", compilation_cache, 150)
     models = [
         perturbed(run, tmp_path / str(number), scale)
         for number, scale in enumerate((0.5, -0.05, 0.05, 0.3))
@@ -112,9 +114,9 @@ def test_greedy_order_is_by_score_and_equal_averages_are_taken():
 
 def model_of(path, name: str, seed: int, **options) -> str:
     config = registry.model_config(name, image_size=32, num_classes=3, **options)
-    weights = registry.split(registry.build(config, rngs=nnx.Rngs(seed)))[1]
-    weights = jax.device_get(weights)
-    checkpoint = formats.LoadedCheckpoint(config, weights.params, variables=weights.variables)
+    checkpoint = formats.LoadedCheckpoint(
+        config, parameters(config, seed), variables=statistics(config)
+    )
     formats.write_checkpoint(checkpoint, path, "orbax")
     return str(path)
 

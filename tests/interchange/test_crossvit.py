@@ -10,6 +10,7 @@ import pytest
 from tests import lazily, without_torchvision
 from tests.interchange import test_timm
 from tests.models import oracles
+from tests.repeats import slow_unless
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.interchange.conversions.table import conversions_of
@@ -91,7 +92,7 @@ def test_every_crossvit_of_timm_is_recognised_by_its_tensors(timm, name):
     assert conversion.preprocessing(found).eval_resize == {240: 274, 408: 408}[size]
 
 
-@pytest.mark.parametrize("dagger", [False, True])
+@pytest.mark.parametrize("dagger", slow_unless([True], [False, True]))
 def test_timm_and_we_compute_the_same(timm, tmp_path, dagger):
     model = timm.models.crossvit.CrossVit(
         img_size=48, img_scale=(1, 32 / 48), patch_size=(12, 16), embed_dim=(8, 16), num_heads=(2, 2),

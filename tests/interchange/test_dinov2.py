@@ -28,8 +28,7 @@ def drawn(**options):
     sizes = dict(image_size=12, num_classes=0, width=32, depth=2, heads=4, mlp_dim=64)
     sizes |= dict(layer_scale="all", activation="gelu")
     config = registry.model_config("ViT-mu/4", **sizes | options)
-    model, random = registry.build(config, rngs=nnx.Rngs(0)), np.random.default_rng(0)
-    definition, weights = registry.split(model)
+    random, (definition, weights) = np.random.default_rng(0), registry.abstract_weights(config)
     params = jax.tree.map(lambda x: random.normal(0, 0.3, x.shape).astype(np.float32), weights[0])
     return definition, formats.LoadedCheckpoint(config, params, variables=weights.variables)
 

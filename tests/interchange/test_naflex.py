@@ -14,6 +14,7 @@ from flax import nnx
 from tests import lazily, without_torchvision
 from tests.interchange.test_timm import randomize, save
 from tests.models import oracles
+from tests.models.conftest import parameters
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
@@ -127,7 +128,7 @@ def test_a_new_model_of_ours_is_written_as_one_of_timm(naflexvit, tmp_path, batc
 
 
 def checkpoint_of(config):
-    params = registry.initialize(config, jax.random.key(0))
+    params = parameters(config)
     return formats.LoadedCheckpoint(config, params, None, None, {}, {}, {})
 
 

@@ -5,15 +5,14 @@ load of them.
 import json
 import logging
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 from huggingface_hub import constants
 
 import vit_jax
 from tests import lazily, without_torchvision
 from tests.integration.conftest import TINY
+from tests.models.conftest import parameters
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import default_config
 from vit_jax.interchange import formats, model_card
@@ -201,10 +200,6 @@ def _axial(tmp_path):
     config = registry.model_config(
         "Axial-ViT-B/32", depth=1, width=16, heads=2, mlp_dim=16, image_size=64, num_classes=2
     )
-    weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
-    formats.write_checkpoint(
-        formats.LoadedCheckpoint(config, jax.device_get(weights.params)),
-        tmp_path / "axial",
-        "orbax",
-    )
+    checkpoint = formats.LoadedCheckpoint(config, parameters(config))
+    formats.write_checkpoint(checkpoint, tmp_path / "axial", "orbax")
     return tmp_path / "axial"

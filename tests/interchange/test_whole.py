@@ -7,10 +7,10 @@ import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 
+from tests.models.conftest import parameters
 from vit_jax.base import outputs
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats
@@ -54,7 +54,7 @@ def test_what_another_process_is_writing_stays(tmp_path):
 
 def checkpoint(value: float) -> formats.LoadedCheckpoint:
     config = registry.model_config("ViT-mu/4", image_size=8, num_classes=2, activation="gelu")
-    params = registry.initialize(config, jax.random.key(0))
+    params = parameters(config)
     params["head"]["bias"] = np.full(2, value, np.float32)
     return formats.LoadedCheckpoint(config, params)
 

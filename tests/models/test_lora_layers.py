@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
+from tests.models.conftest import parameters
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import lora, registry
@@ -48,13 +48,13 @@ def model():
     config = registry.model_config(
         "ViT-mu/16", image_size=32, num_classes=3, depth=2, width=8, heads=2, mlp_dim=12
     )
-    definition, weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))
+    definition, params = registry.abstract(config)[0], parameters(config)
     found = Adapters(2, ALL, (HEADS,))
-    base, trained = found.split(weights.params)
-    new = found.init(weights.params, jax.random.key(0))
+    base, trained = found.split(params)
+    new = found.init(params, jax.random.key(0))
     random = np.random.default_rng(0)
     new = jax.tree.map(lambda x: jnp.float32(random.standard_normal(x.shape)), new)
-    return definition, weights.params, base, trained | {ADAPTERS: new}
+    return definition, params, base, trained | {ADAPTERS: new}
 
 
 def test_new_adapters_change_nothing(model):

@@ -171,7 +171,7 @@ def test_the_last_norm_reads_the_weighted_sum_of_all_layers(kit, family):
     np.testing.assert_allclose(found["gain"], expected["gain"], atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["vit", "mixer"])
+@pytest.mark.parametrize("family", slow_unless(["vit"], ["vit", "mixer"]))
 def test_all_weight_on_one_layer_is_the_network_that_ends_with_it(kit, family):
     config = of_family(family)
     shorter = of_family(family, weighted_layers=False, depth=2)

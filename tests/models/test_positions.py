@@ -19,7 +19,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.compute import relative
 from vit_jax.interchange import fitting, formats
 from vit_jax.interchange.conversions import translation, vit_timm
-from vit_jax.models import positions, registry, relative_positions
+from vit_jax.models import positions, registry, relative_positions, table_positions
 from vit_jax.models.embeddings import interpolate, sincos_2d
 
 LEARNED = ("learned", "learned2d", "sincos2d")
@@ -245,7 +245,7 @@ def test_columns_and_rows_are_interpolated_as_the_table_that_they_make(kit, plac
 
     def tables(tree):
         tree = tree if place == "stem" else jax.tree.map(lambda x: x[1], tree["encoder"]["layers"])
-        return positions.joined(**tree["position"])
+        return table_positions.joined(**tree["position"])
 
     expected = interpolate(tables(params), (4, 5), method=resize, prefix=1, old_grid=GRID)
     np.testing.assert_allclose(tables(found), expected, atol=1e-6)
@@ -396,6 +396,16 @@ def test_tokens_of_windows_have_all_of_them(kind):
         },
         "relative": {at: (2, 11, 8)},
         "bias2d": {at: (2, 3 * 5 + 3, 2)},
+        "deberta": {at: (2, 11, 16)},
+        "transformer_xl": {at: (2, 2, 2, 8)},
+        "coordinates": {
+            f"{at}/frequencies": (2, 2, 8),
+            f"{at}/mlp/up/kernel": (2, 16, 16),
+            f"{at}/mlp/up/bias": (2, 16),
+            f"{at}/mlp/down/kernel": (2, 16, 16),
+            f"{at}/mlp/down/bias": (2, 16),
+            f"{at}/tokens": (2, 1, 1, 16),
+        },
         "sincos2d": {},
         "none": {},
     }

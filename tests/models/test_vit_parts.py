@@ -9,6 +9,7 @@ import pytest
 import scipy.special
 from flax import nnx
 
+from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
@@ -292,7 +293,7 @@ PAPER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", PAPER, ids=str)
+@pytest.mark.parametrize("options", slow_unless(PAPER[1:], PAPER), ids=str)
 def test_a_vit_of_the_paper_is_the_published_one_without_what_others_added(kit, options):
     """`vit` is what runs, and what `vit_zoo` extends: same parameters, draws and outputs, bit for bit."""
     config, outputs = kit.config(**options), []

@@ -38,7 +38,8 @@ def build(objective: dict, **model):
     text = dict(text_depth=1, text_width=16, text_heads=2, text_mlp_dim=32, text_length=8)
     options = ImageTextOptions(**text | dict(vocabulary=259, text_end=1, text_pad=0) | objective)
     built = ImageText(options, context)
-    model, own = registry.build(config, rngs=nnx.Rngs(0)), built.own_modules(nnx.Rngs(1))
+    model = nnx.eval_shape(lambda: registry.build(config, rngs=nnx.Rngs(0)))
+    own = nnx.eval_shape(lambda: built.own_modules(nnx.Rngs(1)))
     random = np.random.default_rng(0)
     for module in (model, own):
         for _, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):
@@ -139,7 +140,7 @@ def tiny(**objective):
     config.objective.update(dict(text_depth=1, text_width=16, text_heads=2, text_mlp_dim=32))
     config.objective.update(dict(image_blocks=1) | objective)
     config.batch_size, config.duration, config.eval.every = 8, "3 steps", "3 steps"
-    config.log.every, config.checkpoint.every = "1 steps", "3 steps"
+    config.log.every, config.checkpoint.every, config.audit.every = "1 steps", "3 steps", 0
     config.data.update(dict(image_size=32, eval_split="test[:8]"))
     config.eval.evaluators[1][1]["data"]["eval_split"] = "test[:8]"
     return config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.new_models import new_weights
+from tests.models.conftest import parameters
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.compute import platform
 from vit_jax.config import default_config
@@ -114,13 +114,10 @@ def teachers(tmp_path_factory):
         ),
     }.items():
         config = registry.model_config(**options)
-        weights = new_weights(config)
         seen = preprocessing_of(
             {"image_size": config.image_size, "mean": (0.4,) * 3, "std": (0.3,) * 3}
         )
-        checkpoint = formats.LoadedCheckpoint(
-            config, jax.device_get(weights.params), preprocessing=seen
-        )
+        checkpoint = formats.LoadedCheckpoint(config, parameters(config), preprocessing=seen)
         paths.append(str(folder / f"{name}.npz"))
         formats.write_checkpoint(checkpoint, paths[-1], "official")
     return tuple(paths)
@@ -151,8 +148,9 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
     assembly = run_of(teachers, **changes)
     seen = {"image": jnp.asarray(random.integers(0, 256, (8, 32, 32, 3), np.uint8))}
     state = jax.jit(assembly.init)(jax.random.key(0))
-    weights = [t.config for t in assembly.networks.teachers]
-    state = state.replace(frozen_teachers=tuple(new_weights(config, seed=1) for config in weights))
+    configs = [t.config for t in assembly.networks.teachers]
+    weights = [registry.Weights(parameters(config, seed=1), {}) for config in configs]
+    state = state.replace(frozen_teachers=tuple(weights))
     step, told = jax.jit(assembly.train_step), []
     for _ in range(8):
         state, metrics = step(state, seen)

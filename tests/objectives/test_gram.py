@@ -10,7 +10,8 @@ from flax import nnx
 
 import vit_jax
 from tests.interchange import zoo
-from tests.new_models import new_model, new_weights
+from tests.models.conftest import parameters
+from tests.new_models import new_model
 from tests.objectives.test_dino import assembled, leaves, tiny
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
@@ -153,8 +154,7 @@ def test_the_gram_teacher_is_saved_with_the_run(run):
 def written(folder, **options):
     """A checkpoint for `tiny`'s model, but for the options."""
     config = registry.model_config("ViT-mu/8", image_size=32, num_classes=0, **options)
-    weights = new_weights(config)
-    formats.write_checkpoint(formats.LoadedCheckpoint(config, weights.params), folder, "timm")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, parameters(config)), folder, "timm")
     return str(folder)
 
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from scipy.optimize import linear_sum_assignment
 
 from tests import lazily
+from tests.new_models import drawn
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.convolution import local
@@ -47,12 +48,16 @@ def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
 
 
 def learner(objective, step=0):
-    return Learner(*nnx.jit(lambda: modules(objective))(), None, jnp.int32(step))
+    model, own = modules(objective)
+    return Learner(drawn(model), drawn(own, 1), None, jnp.int32(step))
 
 
 def modules(objective):
-    model = registry.build(objective.context.model, rngs=nnx.Rngs(0))
-    return model, objective.own_modules(nnx.Rngs(1))
+    """How the model and what the objective owns are built."""
+    return (
+        lambda: registry.build(objective.context.model, rngs=nnx.Rngs(0)),
+        lambda: objective.own_modules(nnx.Rngs(1)),
+    )
 
 
 def batch(size=2, seed=0):
@@ -83,7 +88,7 @@ def ours(theirs):
     """Our learner with their weights."""
     changes = dict(registers=3, activation="gelu", layer_scale="all", position_of_class=False)
     objective = made(changes=changes)
-    model, own = nnx.eval_shape(lambda: modules(objective))
+    model, own = map(nnx.eval_shape, modules(objective))
     found = Learner(model, own, None, jnp.int32(0))
     t = {name: x.detach().numpy() for name, x in theirs.state_dict().items()}
 

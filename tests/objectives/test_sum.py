@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
+from tests.new_models import drawn
 from vit_jax import objectives
 from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
@@ -35,7 +36,8 @@ def steps(duration: str) -> int:
 
 
 def model_of(seed: int, **options) -> nnx.Module:
-    return registry.build(registry.model_config("ViT-S/16", **TINY | options), rngs=nnx.Rngs(seed))
+    config = registry.model_config("ViT-S/16", **TINY | options)
+    return drawn(lambda: registry.build(config, rngs=nnx.Rngs(0)), seed)
 
 
 @pytest.fixture(scope="module")
@@ -59,30 +61,56 @@ def make(made, terms=TERMS, **options) -> Sum:
     return Sum.variant(options)(options, made[1])
 
 
-def gradient(objective, made, own, *, step: int = 9):
-    """Of the mean loss, by model and own parameters, float64; `own` is what the objective owns."""
+@pytest.fixture(scope="module")
+def whole(made):
+    """The sum of all terms, what it owns, and its `gradient`."""
+    objective = make(made)
+    own = drawn(lambda: objective.own_modules(nnx.Rngs(2)), 2)
+    return objective, own, gradient(objective, made, own)
+
+
+def gradient(objective, made, own):
+    """(gradients by model and own parameters in float64, losses, metrics) at a step, one program for all."""
     student, _, teachers, batch = made
     (definition, weights), (of_own, own_weights) = registry.split(student), registry.split(own)
 
-    def loss(params, own_params):
+    def loss(params, own_params, step):
         learner = Learner(
             nnx.merge(definition, params, weights.variables),
             nnx.merge(of_own, own_params, own_weights.variables),
             teachers,
-            jnp.int32(step),
+            step,
         )
-        return objective(learner, batch, nnx.Rngs(dropout=5))[0].mean()
+        losses, metrics = objective(learner, batch, nnx.Rngs(dropout=5))
+        return losses.mean(), (losses, metrics)
 
-    grads = jax.jit(jax.grad(loss, (0, 1)))(weights.params, own_weights.params)
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), grads)
+    program = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+
+    def at(step):
+        grads, (losses, metrics) = program(weights.params, own_weights.params, jnp.int32(step))
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), grads), losses, metrics
+
+    return at
 
 
-def test_the_gradient_is_the_weighted_sum_of_each_terms_alone(made):
-    whole = make(made)
-    own = whole.own_modules(nnx.Rngs(2))
-    of_sum, of_own = gradient(whole, made, own)
+def traced_metrics(objective, own, made, teacher=lambda student, own: None) -> dict:
+    """The shapes of its metrics: nothing is computed."""
+    student, _, _, batch = made
+    definition, state = nnx.split(own)
+
+    def metrics(state, batch):
+        own = nnx.merge(definition, state)
+        learner = Learner(student, own, teacher(student, own), jnp.int32(0))
+        return objective(learner, batch, nnx.Rngs(dropout=0))[1]
+
+    return jax.eval_shape(metrics, state, batch)
+
+
+def test_the_gradient_is_the_weighted_sum_of_each_terms_alone(made, whole):
+    objective, own, at = whole
+    (of_sum, of_own), *_ = at(9)
     key, total = nnx.Rngs(dropout=5), None
-    for term in whole.terms:
+    for term in objective.terms:
         drawn = key.dropout()
 
         class Alone(type(term.objective)):
@@ -92,7 +120,7 @@ def test_the_gradient_is_the_weighted_sum_of_each_terms_alone(made):
                 return super().__call__(learner, batch, nnx.Rngs(dropout=drawn))
 
         alone = Alone(term.objective.options, term.objective.context)
-        grads, own_grads = gradient(alone, made, own.terms[term.name])
+        (grads, own_grads), *_ = gradient(alone, made, own.terms[term.name])(9)
         grads = jax.tree.map(lambda x, w=term.weight: w * x, grads)
         total = grads if total is None else jax.tree.map(np.add, total, grads)
         theirs = of_own["terms"][term.name]
@@ -111,12 +139,11 @@ def test_the_images_as_they_are_go_through_the_model_once(made, monkeypatch):
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(VisionTransformer, "__call__", counted)
-    student, _, teachers, batch = made
+    student, _, teachers, _ = made
     whole = make(made, (TERMS[0], ("features", TERMS[1][1] | {"adaptor": "ladder"})))
-    own = whole.own_modules(nnx.Rngs(2))
+    own = nnx.eval_shape(lambda: whole.own_modules(nnx.Rngs(2)))
     calls.clear()
-    learner = Learner(student, own, teachers, jnp.int32(0))
-    _, metrics = whole(learner, batch, nnx.Rngs(dropout=0))
+    metrics = traced_metrics(whole, own, made, lambda *_: teachers)
     assert calls.count(student.config) == 1 and len(calls) == 2  # and the teacher once
     assert {"image_text_loss", "image_text_cosine", "features_loss", "features_cosine_0"} <= {
         *metrics
@@ -125,16 +152,11 @@ def test_the_images_as_they_are_go_through_the_model_once(made, monkeypatch):
     assert whole.flops() == sum(alone) - registry.count_flops(student.config)
 
 
-def test_a_term_that_has_not_begun_changes_nothing(made):
-    whole = make(made)
-    own = whole.own_modules(nnx.Rngs(2))
-    _, of_own = gradient(whole, made, own, step=7)
+def test_a_term_that_has_not_begun_changes_nothing(whole):
+    (_, of_own), losses, metrics = whole[2](7)
     assert not any(map(np.any, jax.tree.leaves(of_own["terms"]["masked_patches"])))
-    student, _, teachers, batch = made
-    learner = Learner(student, own, teachers, jnp.int32(7))
-    loss, metrics = whole(learner, batch, nnx.Rngs(dropout=0))
     rest = 0.5 * metrics["image_text_loss"] + 2.0 * metrics["features_loss"]
-    np.testing.assert_allclose(loss, rest, rtol=1e-6)
+    np.testing.assert_allclose(losses, rest, rtol=1e-6)
     assert not metrics["masked_patches_loss"].any() and metrics["features_loss"].all()
 
 
@@ -184,12 +206,11 @@ class Followed(MaskedPatches):
 
 def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
     monkeypatch.setitem(objectives.OBJECTIVES, "followed", Followed)
-    student, *_, batch = made
     whole = make(made, (TERMS[0], "followed"))
     assert whole.teacher().momentum(0) == 0.9
-    own = whole.own_modules(nnx.Rngs(2))
-    average = Learner(student, own, None, jnp.int32(0))
-    whole(Learner(student, own, average, jnp.int32(0)), batch, nnx.Rngs(dropout=0))
+    average = lambda student, own: Learner(student, own, None, jnp.int32(0))  # noqa: E731
+    own = nnx.eval_shape(lambda: whole.own_modules(nnx.Rngs(2)))
+    assert traced_metrics(whole, own, made, average)
     with pytest.raises(ConfigError, match="beside which no other term"):
         make(made, (TERMS[1], "followed"), tokenizer="")
 

@@ -33,6 +33,13 @@ def vit():
     return config, registry.abstract_weights(config)[1].params
 
 
+@pytest.fixture(scope="module")
+def trained(kit, vit):
+    """`trained(**fields)`: the parameters of `vit` after each of ten steps; each optimizer is compiled once."""
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    return functools.cache(lambda **fields: kit.train(kit.config(**fields), params, gradients)[0])
+
+
 def drawn(shapes, seed):
     random = np.random.default_rng(seed)
     return jax.tree.map(lambda x: random.standard_normal(x.shape).astype(np.float32), shapes)
@@ -108,10 +115,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "fields"), CASES)
-def test_ten_steps_are_those_of_the_formula_in_float64(kit, vit, name, fields):
-    config = kit.config(name=name, weight_decay=0.1, **COMMON, **fields)
+def test_ten_steps_are_those_of_the_formula_in_float64(kit, vit, trained, name, fields):
+    fields = {"name": name, "weight_decay": 0.1} | COMMON | fields
+    config, trajectory = kit.config(**fields), trained(**fields)
     params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
-    trajectory, _ = kit.train(config, params, gradients)
     ours, starts = kernels(trajectory[-1]), kernels(params)
     grads = [kernels(gradient) for gradient in gradients]
     assert len(ours) == 4
@@ -252,15 +259,14 @@ def test_a_side_without_a_divisor_is_no_blocks(kit, name):
 
 
 @pytest.mark.parametrize("name", ["muon", "adamuon"])
-def test_ten_steps_are_those_of_timm(kit, vit, name, monkeypatch):
+def test_ten_steps_are_those_of_timm(vit, trained, name, monkeypatch):
     """Their matrices are (outputs, inputs); in float64, where they would round to bfloat16."""
     torch = pytest.importorskip("torch")
     timm_muon = without_torchvision.imported("timm.optim.muon")
     iterate = functools.partial(timm_muon.zeropower_via_newtonschulz, dtype=torch.float64)
     monkeypatch.setattr(timm_muon, "zeropower_via_newtonschulz", iterate)
-    config = kit.config(name=name, weight_decay=0.1, **COMMON)
     params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
-    trajectory, _ = kit.train(config, params, gradients)
+    trajectory = trained(name=name, weight_decay=0.1, **COMMON)
 
     def transposed(tree):
         return [torch.tensor(m.T) for n, k in kernels(tree).items() for m in separate(n, k)]
@@ -320,10 +326,9 @@ def test_ten_steps_are_those_of_optax(kit, vit):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_matrix_is_adamws(kit, vit, name):
-    params, gradients = drawn(vit[1], 0), [drawn(vit[1], 1), drawn(vit[1], 2)]
-    ours, _ = kit.train(kit.config(name=name, **COMMON), params, gradients)
-    adamw, _ = kit.train(kit.config(name="adamw", lr=0.05), params, gradients)
+def test_what_is_no_matrix_is_adamws(vit, trained, name):
+    params = drawn(vit[1], 0)
+    ours, adamw = trained(name=name, **COMMON)[:2], trained(name="adamw", lr=0.05)[:2]
     same = {
         name
         for name, x in patterns.named(ours[-1]).items()

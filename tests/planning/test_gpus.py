@@ -299,7 +299,7 @@ SLOW = {
     "digits-2-slices", "vit_s16_i1k-2-slices", "vit_i1k-B16", "vit_i21k-L16", "scaling_vit-G14", "deit3_i21k",
     "dino_continue", "bit_hyperrule", "finetune", "noisy_student", "folder", "algoperf", "gsam", "vit_s16_i1k",
     "scaling_vit-B16", "linear_probe", "positions", "deit-S", "deit3", "rope_vit", "masked_patches-B16", "dynamic_vit",
-    "digits_finetune", "distill", "best", "image_text", "dino_txt",
+    "digits_finetune", "distill", "best", "image_text", "dino_txt", "vit_jft-H14",
     # Families without attention of their own for GPUs, beside LocalViT, the Mixer and EfficientNets.
     "deepvit", "axial", "feed_forward", "cross_vit",
 }  # fmt: skip
@@ -321,7 +321,9 @@ CASES = golden.CASES | {
 }
 # Of a recipe on other chips or at other sizes, the steps are those of the first.
 SLOW |= {
-    name for name in CASES if name.endswith("-v6e") or name.startswith(("finetune-H", "finetune-G"))
+    name
+    for name in CASES
+    if name.endswith(("-v6e", "-tpu7x")) or name.startswith(("finetune-H", "finetune-G"))
 }
 # Fewer of layers that are all alike.
 SHORTER = {
@@ -331,6 +333,10 @@ SHORTER = {
     "mae": ("model.depth", 1),
     "segmentation": ("model.depth", 2),
     "dino": ("model.depth", 1),
+    **{
+        name: ("model.depth", 2)
+        for name in ("finetune-L16-768", "naflex", "vit5", "speedrun", "mixer-S32", "localvit")
+    },
 }
 
 

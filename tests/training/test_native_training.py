@@ -148,7 +148,7 @@ def test_loss_and_rate_are_scaled_by_the_stated_rules():
         "image": np.random.default_rng(0).integers(0, 256, (4, 16, 192), np.uint8),
         "grid": np.full((4, 2), 4, np.int32), "label": np.arange(4, dtype=np.int32),
     }  # fmt: skip
-    results = []
+    results, state = [], None
     for budget in (0, 64):
         given = {"data.native_budget": budget, "data.native_multiple": 4}
         given |= {"data.native_loss": "sqrt", "data.native_rate": "linear"}
@@ -156,9 +156,9 @@ def test_loss_and_rate_are_scaled_by_the_stated_rules():
         assembly = assemble(
             resolve(make_config(**NATIVE | given)), num_classes=10, examples_per_epoch=80
         )
-        state = jax.jit(assembly.init)(jax.random.key(0))
-        new, metrics = jax.jit(assembly.train_step)(state, batch)
-        results.append((optax.tree.sub(new.params, state.params), metrics))
+        state = state or jax.jit(assembly.init)(jax.random.key(0))
+        new, metrics = jax.device_get(jax.jit(assembly.train_step)(state, batch))
+        results.append((optax.tree.sub(new.params, jax.device_get(state.params)), metrics))
     (plain, before), (scaled, after) = results
     loss, rate = 0.5**0.5, 0.5
     np.testing.assert_allclose(after["loss"], before["loss"], rtol=1e-6)
@@ -285,26 +285,26 @@ def test_a_family_of_one_size_says_why(recipe, reason):
         resolve(config)
 
 
-@pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory, compilation_cache):
-    """The config of a run of two lengths with a budget of patches, its folder, and what it gave."""
-    workdir, config = (
-        tmp_path_factory.mktemp("native") / "whole",
-        vit_jax.load_config("configs/digits.py"),
-    )
+def train(photos, workdir, cache, **changes):
+    """The config of a run on the photos, its folder, and what it gave."""
+    config = vit_jax.load_config("configs/digits.py")
     config.update_from_flattened_dict(
-        TINY | NATIVE | {"compilation_cache": compilation_cache, "model.depth": 1, "batch_size": 8}
+        TINY | NATIVE | {"compilation_cache": cache, "model.depth": 1, "batch_size": 8}
         | {"data.name": "folder", "data.path": str(photos), "data.train_crop": "inception"}
-        | {"data.eval_split": "test", "data.train_split": "train", "data.native_lengths": (8, (16, 2))}
-        | {"data.native_budget": 128, "augment.mixup": 0.2, "augment.cutmix": 1.0, "augment.erasing": 0.5}
+        | {"data.eval_split": "test", "data.train_split": "train"} | changes
     )  # fmt: skip
     config.checkpoint.keep = 9
     return config, workdir, vit_jax.train(config, workdir)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(trained, tmp_path):
-    config, workdir, result = trained
+def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(photos, tmp_path, compilation_cache):
+    config, workdir, result = train(
+        photos, tmp_path / "whole", compilation_cache, **{
+            "data.native_lengths": (8, (16, 2)), "data.native_budget": 128, "augment.mixup": 0.2,
+            "augment.cutmix": 1.0, "augment.erasing": 0.5,
+        },
+    )  # fmt: skip
     killed = shutil.copytree(workdir, tmp_path / "killed")
     for folder in (killed / "checkpoints").iterdir():
         if folder.name.isdigit() and int(folder.name) > 4:
@@ -322,8 +322,9 @@ def test_a_resumed_run_of_two_lengths_is_the_same_to_the_bit(trained, tmp_path):
     assert logged == {step: before(step) for step in logged} and before(3) == 16 + 8 + 8
 
 
-def test_a_run_trained_so_is_used_so(trained, photos, tmp_path):
-    run = vit_jax.load_run(trained[1])
+def test_a_run_trained_so_is_used_so(photos, tmp_path, compilation_cache):
+    _, workdir, _ = train(photos, tmp_path / "run", compilation_cache, duration="1 steps")
+    run = vit_jax.load_run(workdir)
     wide, tall = (np.random.default_rng(0).integers(0, 256, (*n, 3), np.uint8) for n in SIZES[:2])
     np.testing.assert_array_equal(
         run.features([wide, tall]), run.features([wide, tall], native_tokens=16)
@@ -335,7 +336,7 @@ def test_a_run_trained_so_is_used_so(trained, photos, tmp_path):
     ((alone,),) = run.features([tall], layers=[-1], maps=True)
     np.testing.assert_allclose(alone, maps[1], atol=1e-5)
     write_features(
-        load_for_images(trained[1], (), "predict"), [Named("wide", wide), Named("tall", tall)],
+        load_for_images(workdir, (), "predict"), [Named("wide", wide), Named("tall", tall)],
         epath.Path(tmp_path) / "f.npz", batch_size=1, wanted=Wanted(layers=(-1,), maps=True),
     )  # fmt: skip
     with np.load(tmp_path / "f.npz") as file:
@@ -343,7 +344,7 @@ def test_a_run_trained_so_is_used_so(trained, photos, tmp_path):
         for number, expected in enumerate(maps):
             np.testing.assert_allclose(file[f"blocks.0.map.{number}"], expected, atol=1e-5)
     assert run.evaluate(model__patch=16)["examples"] == 12
-    page = functools.partial(inspect, trained[1], [str(next(photos.rglob("*.png")))], tmp_path)
+    page = functools.partial(inspect, workdir, [str(next(photos.rglob("*.png")))], tmp_path)
     for refused in (lambda: Network(run, 1), lambda: export_run(run, "x.onnx", to="onnx"), page):
         with pytest.raises(
             ConfigError, match="native_tokens = 16.*set --config.data.native_tokens=0"

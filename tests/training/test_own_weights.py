@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.models.conftest import parameters
 from tests.repeats import slow_unless
 from vit_jax import objectives
 from vit_jax.base import patterns
@@ -219,7 +220,7 @@ class Converted(Guest):
 
 def test_a_guest_brings_its_weights_home_from_files_of_others(tmp_path):
     config = registry.model_config("ViT-mu/8", image_size=16, num_classes=0, pool="token")
-    params, file = registry.initialize(config, jax.random.key(0)), tmp_path / "a.safetensors"
+    params, file = parameters(config), tmp_path / "a.safetensors"
     own = {
         "kernel": np.random.rand(config.width, 8).astype(np.float32),
         "bias": np.arange(8.0, dtype=np.float32),

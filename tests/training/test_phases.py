@@ -126,7 +126,7 @@ def test_a_step_takes_images_of_each_size(changes, tmp_path):
         model = registry.model_config(
             "ViT-mu/8", image_size=32, num_classes=10, width=64, depth=2, heads=4, mlp_dim=128, activation="gelu"
         )  # fmt: skip
-        params = registry.split(registry.build(model, rngs=nnx.Rngs(0)))[1].params
+        params = families.parameters(model)
         changes = changes | {"init_from": str(tmp_path / "small.safetensors")}
         checkpoint = formats.LoadedCheckpoint(model, params)
         formats.write_checkpoint(checkpoint, changes["init_from"], "timm")

@@ -86,10 +86,15 @@ class Run:
             return self.checks.before(step, self.at(step), self.batch)
 
 
+# Its programs serve two tests.
+MESH = {"mesh.data": 4, "mesh.fsdp": 2, "mesh.fsdp_min_size": 64}
+
+
+@pytest.mark.usefixtures("compilation_cache")
 @pytest.mark.parametrize(
     "mesh, count",
     [
-        ({"mesh.data": 4, "mesh.fsdp": 2, "mesh.fsdp_min_size": 64}, 4),
+        (MESH, 4),
         pytest.param({}, 100, marks=pytest.mark.slow),
         pytest.param(
             {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "mesh.fsdp_min_size": 64}, 100,
@@ -157,8 +162,9 @@ def test_most_copies_decide_where_the_config_says_so_and_what_all_have_is_not_se
         assert not any(record.levelname == "ERROR" for record in caplog.records)
 
 
+@pytest.mark.usefixtures("compilation_cache")
 def test_a_gradient_that_is_not_finite_on_one_device_alone_is_its_fault(monkeypatch):
-    run = Run(monkeypatch, **{"audit.every": 100, "nonfinite": "rollback"})
+    run = Run(monkeypatch, **MESH, **{"audit.every": 100, "nonfinite": "rollback"})
     read = loader.train_batches
 
     @contextlib.contextmanager

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
@@ -84,8 +83,8 @@ def on_one_device():
 
 @pytest.fixture(scope="module")
 def on_eight_devices():
-    """As the others, but that it would skip bad steps, of which it has none."""
-    return run(make_config(nonfinite="skip"), MESHES["data"])
+    """A mesh of all axes, gradients of four parts of the batch; it would skip bad steps, of which it has none."""
+    return run(make_config(accumulate=4, nonfinite="skip"), MESHES["mixed"])
 
 
 def assert_close(a, b, tolerance):
@@ -93,14 +92,12 @@ def assert_close(a, b, tolerance):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
 
 
-# The mixed one accumulates gradients too, below.
-@pytest.mark.parametrize("name", slow_unless(["data"], COPIES))
-def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name, request):
-    if name == "data":
-        first, state, metrics, step = request.getfixturevalue("on_eight_devices")
-    else:
-        sizes = MESHES.get(name, MESHES["data"])
-        first, state, metrics, step = run(make_config(), sizes, copies=COPIES[name])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COPIES)
+def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name):
+    """That of all axes, with accumulated gradients, is quick: below."""
+    sizes = MESHES.get(name, MESHES["data"])
+    first, state, metrics, step = run(make_config(), sizes, copies=COPIES[name])
     expected_first, expected, expected_metrics, _ = on_one_device
     assert_close(first, expected_first, 0)
     assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
@@ -262,9 +259,9 @@ def test_frozen_layers_of_a_stack_stay_and_have_no_gradient(on_one_device):
     assert measured["gradient_norm"] < 0.999 * of_all["gradient_norm"]
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
+def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device, on_eight_devices):
     """And a mesh of all axes trains what one device does."""
-    first, state, metrics, step = run(make_config(accumulate=4), MESHES["mixed"])
+    first, state, metrics, step = on_eight_devices
     expected_first, expected, expected_metrics, _ = on_one_device
     assert_close(first, expected_first, 0)
     assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
@@ -321,7 +318,7 @@ def with_nan(params):
 @pytest.mark.parametrize(
     ("policy", "trained"),
     [("stop", "on_one_device"), ("skip", "on_eight_devices")],
-    ids=["stop", "skip, data"],
+    ids=["stop", "skip, mixed"],
 )
 def test_a_step_that_is_not_finite_changes_nothing_but_its_record(policy, trained, request):
     _, state, _, step = request.getfixturevalue(trained)

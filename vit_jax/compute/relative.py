@@ -4,18 +4,26 @@ arXiv 2106.08254): a number for every distance down and across, whatever the que
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.compute.dense import product
 
-def bias(table: jax.Array, config) -> jax.tree_util.Partial:
+
+def bias(table: jax.Array, config) -> jax.tree_util.Partial | jax.Array | tuple:
     """What `attend` adds to the logits for a layer's table: see `logits`, or for `config.position=bias2d`
     `bias_of_pairs`. It is a function of the queries, so that the backward pass stores the table instead of a number
-    for each pair of tokens.
+    for each pair of tokens. For `transformer_xl` and `deberta`, what their attention makes such a function of:
+    `zoo.relative_terms`.
     """
+    if config.position == "deberta":
+        return table
+    if config.position == "transformer_xl":
+        return distance_sinusoids(math.prod(config.grid), config.width), table
     function = logits if config.position == "relative" else _bias_function(tuple(config.grid))
     return jax.tree_util.Partial(function, table)
 
@@ -60,12 +68,21 @@ def bias_of_pairs(table: jax.Array, grid: tuple[int, int], tokens: int) -> jax.A
     return jnp.block([[corner, first], [left, pairs]])
 
 
+def distance_sinusoids(patches: int, width: int) -> jax.Array:
+    """(2N - 1, D) float32, sines and then cosines of the distances -(N - 1) to N - 1, of frequency 10000^(-2i / D)
+    (arXiv 1901.02860 §3.3, its code).
+    """
+    angles = np.arange(1 - patches, patches)[:, None] / 10_000 ** (np.arange(0, width, 2) / width)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], 1)[:, :width]
+    return jnp.asarray(table, jnp.float32)
+
+
 def logits(table: jax.Array, q: jax.Array) -> jax.Array:
     """The product of each query with the embedding of its distance to each key.
 
     Args:
-      table: (2N - 1, C) float32, the embeddings of the distances -(N - 1) to N - 1 from a key to a
-        query, N being the patches; all heads share them.
+      table: (2N - 1, C), the embeddings of the distances -(N - 1) to N - 1 from a key to a query, N
+        being the patches, that all heads share; or (2N - 1, H, C).
       q: (B, T, H, C), scaled queries of T >= N tokens, of which the last N are the patches in their
         order. To and from the others there is no distance: their logits are 0.
 
@@ -75,8 +92,10 @@ def logits(table: jax.Array, q: jax.Array) -> jax.Array:
     count = q.shape[1]
     others = count - (len(table) + 1) // 2
     # A row for each key's place less the query's, from -(T - 1), and one that nothing takes.
-    keys = jnp.pad(table[::-1], ((others, others + 1), (0, 0))).astype(q.dtype)
-    products = _products(q, keys)
+    around = [(others, others + 1), *[(0, 0)] * (table.ndim - 1)]
+    keys = jnp.pad(table[::-1], around).astype(q.dtype)
+    shared = table.ndim == 2
+    products = _products(q, keys) if shared else _shift(product("bthc,shc->bhts", q, keys))
     if not others:
         return products
     patches = np.arange(count) >= others

@@ -4,16 +4,19 @@ nearest to it where positions are of another kind.
 
 from collections.abc import Iterator
 
+import jax
 import numpy as np
+from flax import traverse_util
 
 from vit_jax.base import patterns
 from vit_jax.inspection.contract import InspectionContext, Section, spread
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.embeddings import sincos_2d
-from vit_jax.models.positions import joined
+from vit_jax.models.table_positions import joined, table_of
 from vit_jax.pictures import tiles
 
-_KINDS = {"relative": "distances", "bias2d": "biases"}  # what tables of positions in attention hold
+# What tables of positions in attention hold.
+_KINDS = {"relative": "distances", "deberta": "distances", "bias2d": "biases"}
 _MOST_TABLES, _MOST_TILES = 4, 16  # pictures; tiles in a row or column of one
 
 
@@ -44,14 +47,21 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
         named |= patterns.named(part)
     for name, array in named.items():
         words = name.split("/")
-        if "position" not in words or words[-1] in ("y", "tokens"):
+        if "position" not in words or words[-1] in ("y", "tokens") or "/mlp/" in name:
             continue
         network = _network(context.config, words)
+        if (
+            getattr(network, "position", "") == "transformer_xl"
+        ):  # no vectors of places or distances
+            continue
         grid = getattr(network, "position_grid", None) or network.grid
         if words[-1] == "x":
             stem = name.removesuffix("/x")
             summed = getattr(network, "position", "") == "factorized"
             array = _joined(array, named[f"{stem}/y"], summed)
+            words = words[:-1]
+        if words[-1] == "frequencies":
+            array = _made(network, named, name)
             words = words[:-1]
         layers = array if patterns.is_stacked(name) else array[None]
         for number in spread(len(layers), _MOST_TABLES):
@@ -144,6 +154,19 @@ def _joined(x: np.ndarray, y: np.ndarray, summed: bool) -> np.ndarray:
     if x.ndim == 3:
         return joined(x, y, summed=summed)
     return np.stack([joined(*axes, summed=summed) for axes in zip(x, y, strict=True)])
+
+
+def _made(network: ClassifierConfig, named: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """The tables that `coordinates` make whose frequencies have this name."""
+    start = name.removesuffix("frequencies")
+    flat = {n.removeprefix(start): x for n, x in named.items() if n.startswith(start)}
+    tree = traverse_util.unflatten_dict(flat, sep="/")
+    if not patterns.is_stacked(name):
+        return table_of(network, tree)
+    count = len(named[name])
+    return np.stack(
+        [table_of(network, jax.tree.map(lambda x, i=i: x[i], tree)) for i in range(count)]
+    )
 
 
 def _thinned(count: int) -> range:

@@ -77,6 +77,11 @@ def cut_patches(images: jax.Array, grid: tuple[int, int]) -> jax.Array:
     return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, h * w * channels)
 
 
+def draw_position(shape: tuple[int, ...], rngs: nnx.Rngs) -> nnx.Param:
+    """Learned positions as they begin: normal with 0.02."""
+    return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
+
+
 def prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:
     """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
     batch = x.shape[0]

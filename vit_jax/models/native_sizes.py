@@ -14,13 +14,14 @@ from vit_jax.models.embeddings import sines
 
 
 def positions(
-    table: jax.Array, native: PatchBatch, config: classifier.ClassifierConfig
+    table: jax.Array, native: PatchBatch, config: classifier.ClassifierConfig, made_by=None
 ) -> jax.Array:
     """What is added to the patches.
 
     Args:
       table: (1, h * w, D), the positions of the model's own grid.
       config: of a ViT; `native_resize` and `native_aspect` are used where it has them.
+      made_by: what the table was made by; `table_positions.CoordinatePositions` make those of any grid.
 
     Returns:
       (B, N, D) in the dtype of `table`. Padding has the first patch's.
@@ -29,6 +30,9 @@ def positions(
     if config.position == "sincos2d":
         omega = 10_000.0 ** (-np.arange(config.width // 4) / (config.width // 4 - 1))
         return sines(rows, columns, omega.astype(np.float32)).astype(table.dtype)
+    if config.position == "coordinates":
+        sizes = (native.grids[:, i : i + 1] for i in (0, 1))
+        return made_by.at(rows, columns, *sizes).astype(table.dtype)
     sizes = native.grids
     if getattr(config, "native_aspect", False):
         sizes = jnp.broadcast_to(sizes.max(1, keepdims=True), sizes.shape)

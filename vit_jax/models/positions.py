@@ -12,9 +12,11 @@ are added. What is computed of images before that is in `embeddings`.
               in that row, as a further key; queries meet it as they do keys: q·(k + e) / √C.
   bias2d      relative position bias (BEiT, 2106.08254): for every distance down and across, and every head,
               a number that is added to the logits; three more to, from and among tokens that are no patches.
+  coordinates  made of the coordinates of a patch's centre, by learned frequencies and an MLP: `table_positions`.
+  transformer_xl, deberta  the terms of these models for distances in the row of patches: `zoo/relative_terms`.
 
 They are added at the stem, after the patch embedding, or at the beginning of every layer, in each its
-own or in all the same. The last two act in attention, so in every layer: see `relative_positions`.
+own or in all the same. `IN_LOGITS` act in attention, so in every layer: see `relative_positions`.
 
 Where the paper says nothing, all that is learned begins as the 1-D table of the official code, normal
 with 0.02. At another resolution, learned2d's tables are interpolated along their axis, which is what would
@@ -31,12 +33,20 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier
-from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids, spread_sincos_2d
+from vit_jax.models.embeddings import (
+    draw_position,
+    interpolate,
+    sincos_2d,
+    sinusoids,
+    spread_sincos_2d,
+)
 
-IN_LOGITS = ("relative", "bias2d")  # kinds that act in attention
-KINDS = ("learned", "learned2d", "factorized", "sincos2d", "fixed2d", *IN_LOGITS, "none")
+# Kinds that act in attention, and how many products with the queries or keys each adds.
+IN_LOGITS = {"relative": 1, "bias2d": 0, "transformer_xl": 1, "deberta": 2}
+_MADE = ("learned2d", "factorized", "coordinates")  # kinds whose table is made of other parameters
+KINDS = ("learned", *_MADE, "sincos2d", "fixed2d", *IN_LOGITS, "none")
 _TABLES = ("learned", "sinusoid", "fixed2d")
-WITH_PREFIX = (*_TABLES, "learned2d", "factorized")  # kinds with rows for learned tokens
+WITH_PREFIX = (*_TABLES, *_MADE)  # kinds with rows for learned tokens
 PLACES = ("auto", "stem", "layers", "shared")
 # How `native_sizes` resizes a table: with antialiasing, or `linear` without.
 RESIZES = ("bilinear", "bicubic", "linear")
@@ -52,7 +62,7 @@ def place(kind: str, at: str) -> str:
     """
     if kind == "none":
         return ""
-    usual = "layers" if kind in IN_LOGITS else "stem"
+    usual = "shared" if kind == "deberta" else "layers" if kind in IN_LOGITS else "stem"
     level = usual if at == "auto" else at
     # What is fixed is the same in every layer.
     fixed = kind in ("sincos2d", "sinusoid", "fixed2d")
@@ -66,8 +76,8 @@ def check_positions(config: classifier.ClassifierConfig) -> None:
         raise ConfigError(
             f"position {kind} needs a model width of 8 or more that 4 divides, not {config.width}"
         )
-    if kind == "learned2d" and config.width % 2:
-        raise ConfigError(f"position learned2d needs an even model width, not {config.width}")
+    if kind in ("learned2d", "coordinates") and config.width % 2:
+        raise ConfigError(f"position {kind} needs an even model width, not {config.width}")
     if config.position_of_registers and config.placed_tokens and not config.position_of_class:
         raise ConfigError(
             "model.position_of_registers needs model.position_of_class: the class token stands before them"
@@ -99,43 +109,16 @@ def variables(
             table = sincos_2d(config.grid, config.width, periods=config.width // 4)
             return nnx.Variable(jnp.pad(table, [(0, 0), (config.prefix, 0), (0, 0)]))
         case "learned":
-            return _draw((1, config.prefix + patches, config.width), rngs)
-        case "learned2d" | "factorized":
-            return Learned2d(config, rngs)
-        case "relative" | "bias2d":
-            from vit_jax.models import relative_positions
+            return draw_position((1, config.prefix + patches, config.width), rngs)
+    if config.position in _MADE:
+        from vit_jax.models import table_positions
 
-            return _draw(relative_positions.table_shape(config), rngs)
+        return table_positions.make(config, rngs)
+    if config.position in IN_LOGITS:
+        from vit_jax.models import relative_positions
+
+        return draw_position(relative_positions.table_shape(config), rngs)
     return None
-
-
-class Learned2d(nnx.Module):
-    """Tables `x` (1, columns, D/2) and `y` (1, rows, D/2), of `factorized` both of D, and whole vectors `tokens`
-    (1, prefix, D) of learned tokens.
-    """
-
-    def __init__(self, config: classifier.ClassifierConfig, rngs: nnx.Rngs):
-        (rows, columns), self.summed = config.grid, config.position == "factorized"
-        width = config.width if self.summed else config.width // 2
-        self.x = _draw((1, columns, width), rngs)
-        self.y = _draw((1, rows, width), rngs)
-        if config.prefix:
-            self.tokens = _draw((1, config.prefix, config.width), rngs)
-
-    def __call__(self) -> jax.Array:
-        """(1, prefix + N, D), as a table of 1-D positions."""
-        tokens = self.tokens[...] if hasattr(self, "tokens") else None
-        return joined(self.x[...], self.y[...], tokens, summed=self.summed)
-
-
-def joined(x, y, tokens=None, *, summed: bool = False):
-    """The table that those of `Learned2d` make, arrays of JAX or NumPy."""
-    grid = (y.shape[1], x.shape[1], x.shape[2])
-    xp = np if isinstance(x, np.ndarray) else jnp
-    both = xp.broadcast_to(x, grid), xp.broadcast_to(y[0][:, None], grid)
-    patches = both[0] + both[1] if summed else xp.concatenate(both, axis=-1)
-    patches = patches.reshape(1, -1, patches.shape[-1])
-    return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
 
 
 def table(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
@@ -147,7 +130,7 @@ def table(learned, config: classifier.ClassifierConfig, dtype, places=None) -> j
     """
     if config.position == "sincos2d":
         return jnp.asarray(spread_sincos_2d(config.grid, config.width, places), dtype)
-    return (learned() if isinstance(learned, Learned2d) else learned[...]).astype(dtype)
+    return (learned() if isinstance(learned, nnx.Module) else learned[...]).astype(dtype)
 
 
 def of_layer(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
@@ -189,16 +172,13 @@ def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
     """`fit_parameter` of a parameter of one place."""
     if source.position in _TABLES:
         return classifier.fit_positions(source, target, resize)
-    if part == "position/tokens" or source.grid == target.grid:
+    same = source.grid == target.grid or source.position == "coordinates"
+    if part == "position/tokens" or same:
         return None
     if source.position in IN_LOGITS:
         from vit_jax.models import relative_positions
 
-        return resize, relative_positions.resizing(source, target, resize)
+        return relative_positions.resizing(source, target, resize)
     axis = 1 if part == "position/x" else 0
     old, new = ((1, config.grid[axis]) for config in (source, target))
     return resize, lambda x: interpolate(x, new, method=resize, old_grid=old)
-
-
-def _draw(shape: tuple[int, ...], rngs: nnx.Rngs) -> nnx.Param:
-    return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))

@@ -1,8 +1,9 @@
-"""Tables of the positions that act in attention, `relative` and `bias2d` of `positions`: their shapes, and how they go
-to another resolution. What attention computes with them is in `compute/relative`.
+"""Tables of the positions that act in attention, `IN_LOGITS` of `positions`: their shapes, and how they go to another
+resolution. What attention computes with them is in `compute/relative`.
 
-An embedding of a 1-D distance has the size of a head, and all heads of a layer share it (1803.02155 §3.4); tokens that
-are no patches have no distance. A table of 1-D distances is one of distances down and across, in which those share a
+An embedding of a 1-D distance has the size of a head, and all heads of a layer share it (1803.02155 §3.4), or that of
+a token (`deberta`); tokens that are no patches have no distance. `transformer_xl` has two vectors for each head, and
+none for a distance. A table of 1-D distances is one of distances down and across, in which those share a
 row that are as far apart in the row of all patches: so spread out, it is interpolated as a table of (2h - 1, 2w - 1)
 places, and each new distance takes the mean over the pairs of patches that are so far apart.
 
@@ -23,20 +24,28 @@ from vit_jax.models.embeddings import interpolate
 OTHERS = 3  # numbers of a bias for tokens that are no patches: from one, to one, and between two
 
 
-def table_shape(config: classifier.ClassifierConfig) -> tuple[int, int]:
-    """Rows and columns of a layer's table; `config` is that of `vit_zoo`, here and below."""
-    if config.position == "relative":
-        return 2 * math.prod(config.grid) - 1, config.width // config.heads
+def table_shape(config: classifier.ClassifierConfig) -> tuple[int, ...]:
+    """The shape of a layer's table; `config` is that of `vit_zoo`, here and below."""
+    distances, head_size = 2 * math.prod(config.grid) - 1, config.width // config.heads
+    match config.position:
+        case "relative":
+            return distances, head_size
+        case "deberta":
+            return distances, config.width
+        case "transformer_xl":
+            return 2, config.heads, head_size
     others = OTHERS if config.tokens > math.prod(config.grid) else 0
     return math.prod(2 * side - 1 for side in config.grid) + others, config.heads
 
 
 def resizing(
     source: classifier.ClassifierConfig, target: classifier.ClassifierConfig, method: str
-) -> Callable[[np.ndarray], np.ndarray]:
-    """What makes the target's table of a layer of the source's."""
-    function = interpolate_distances if source.position == "relative" else interpolate_bias
-    return lambda x: function(x, source.grid, target.grid, method=method)
+) -> tuple[str, Callable[[np.ndarray], np.ndarray]] | None:
+    """`method`, and what makes the target's table of a layer of the source's; `None` for the same."""
+    if source.position == "transformer_xl":
+        return None
+    function = interpolate_bias if source.position == "bias2d" else interpolate_distances
+    return method, lambda x: function(x, source.grid, target.grid, method=method)
 
 
 def interpolate_bias(

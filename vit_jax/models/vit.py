@@ -153,7 +153,7 @@ class VisionTransformer(classifier.Classifier):
             else:
                 from vit_jax.models import native_sizes
 
-                x = x + native_sizes.positions(table, native, self.config)
+                x = x + native_sizes.positions(table, native, self.config, self.position)
         if visible is not None:
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
         names = ("class_token", "distillation_token", "registers")

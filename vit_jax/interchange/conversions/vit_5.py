@@ -23,7 +23,8 @@ _PRETRAINED = {384: 14, 768: 12, 1024: 12}
 # What all of its networks have.
 _STRUCTURE = {
     "position": "learned", "position_at": "auto", "position_of_class": False, "position_of_registers": False,
-    "rope": "axial", "rope_offset": 0.0, "norm": "rms", "norm_after": False, "qk_norm": True, "qkv_bias": False,
+    "rope": "axial", "rope_offset": 0.0, "norm": "rms", "norm_after": False, "norm_residual": False, "qk_norm": True,
+    "qkv_bias": False,
     "projection_bias": True, "layer_scale": "all", "gated_mlp": False, "attention_inner_norm": False,
     "mlp_inner_norm": False, "patch_bias": True, "patch_norm": False, "pre_norm": False, "pool": "token",
     "last_norm": "tokens", "representation": 0, "distilled": False, "parallel": False, "weighted_layers": False,

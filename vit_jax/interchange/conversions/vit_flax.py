@@ -16,7 +16,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import contract, flax
 from vit_jax.interchange.conversions.rules import Rule
-from vit_jax.models import positions
+from vit_jax.models import table_positions
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
@@ -210,9 +210,8 @@ def with_learned_position(
     """
     if config.position in ("learned", "fixed2d"):
         return dataclasses.replace(config, position="learned"), params
-    if config.position in ("learned2d", "factorized"):
-        tables = {name: np.asarray(x) for name, x in params["position"].items()}
-        table = positions.joined(**tables, summed=config.position == "factorized")
+    if config.position in ("learned2d", "factorized", "coordinates"):
+        table = table_positions.table_of(config, params["position"])
         config = dataclasses.replace(config, position="learned")
         return config, params | {"position": table}
     rows = config.grid[0] * config.grid[1]

@@ -150,6 +150,8 @@ class Timm(contract.TimmConversion):
         }
 
     def refusal(self, config: PublishedViTConfig) -> str:
+        if config.norm_residual:
+            return "timm has no norms after the residual sum (norm_residual=True)"
         naflex = vit_naflex.is_naflex_model(config)
         if naflex and (reason := vit_naflex.refusal(config)):
             return reason

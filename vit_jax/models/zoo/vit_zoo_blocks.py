@@ -1,6 +1,6 @@
 """Blocks and encoder of ViTs that others have published; the paper's are in `vit`.
 
-An oddity that changes the order of a block is a class of its own: `PostNormBlock`, `ParallelBlock`.
+An oddity that changes the order of a block is a class of its own, in `block_orders`.
 """
 
 import functools
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.lazy_table import LazyTable
 from vit_jax.compute import attend, choices, rope, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
 from vit_jax.models import classifier, contract, pooling, positions, rotary
@@ -18,14 +19,33 @@ from vit_jax.models.attention import Attention
 from vit_jax.models.contract import Capture
 from vit_jax.models.layers import LayerScale, Mlp, norm
 
+# Blocks in another order of norms, attention and MLP, by the option that asks for them.
+ORDERS = LazyTable(
+    {
+        "parallel": "vit_jax.models.zoo.block_orders:ParallelBlock",
+        "norm_after": "vit_jax.models.zoo.block_orders:PostNormBlock",
+        "norm_residual": "vit_jax.models.zoo.block_orders:ResidualNormBlock",
+    }
+)
+# Attention with terms of distances, by the kind of positions.
+ATTENTION = LazyTable(
+    {
+        "transformer_xl": "vit_jax.models.zoo.relative_terms:TransformerXLAttention",
+        "deberta": "vit_jax.models.zoo.relative_terms:DisentangledAttention",
+    }
+)
+
 
 def check_blocks(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for blocks that there are not; `config` is that of `vit_zoo`, here and below."""
-    if config.parallel and config.norm_after:
+    if len(chosen := _orders(config)) > 1:
         raise ConfigError(
-            "model.parallel works on one norm of what attention and MLP get, and model.norm_after norms "
-            "what they give: take one of them"
+            f"model.{' and model.'.join(chosen)} are different orders of norms, attention and MLP: take one of them"
         )
+
+
+def _orders(config: classifier.ClassifierConfig) -> list[str]:
+    return [name for name in ORDERS if getattr(config, name)]
 
 
 def make_norm(
@@ -107,7 +127,8 @@ class PublishedBlock(nnx.Module):
         own_position = config.position_place == "layers"
         self.position = positions.variables(config, rngs) if own_position else None
         self.attention_norm = norm(config.width)
-        self.attention = PublishedAttention(
+        attention = ATTENTION.get(config.position, PublishedAttention)
+        self.attention = attention(
             config.width,
             config.heads,
             norm=norm,
@@ -185,31 +206,10 @@ class PublishedBlock(nnx.Module):
         return x if position is None else x + position, None
 
 
-class PostNormBlock(PublishedBlock):
-    """x + norm(attention(x)), then x + norm(mlp(x)) (Swin V2, EVA-02-E)."""
-
-    def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
-        y, weights = attend(x, key=keys[0])
-        x = add_residual(x, self.attention_norm(y), self.attention_scale, rate, keys[1])
-        y = self.mlp_norm(self.mlp(x, key=keys[2]))
-        return add_residual(x, y, self.mlp_scale, rate, keys[3]), weights
-
-
-class ParallelBlock(PublishedBlock):
-    """x + attention(norm(x)) + mlp(norm(x)), by one norm (ViT-22B §2)."""
-
-    def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
-        normed = self.attention_norm(x)
-        y, weights = attend(normed, key=keys[0])
-        x = add_residual(x, y, self.attention_scale, rate, keys[1])
-        y = self.mlp(normed, key=keys[2])
-        return add_residual(x, y, self.mlp_scale, rate, keys[3]), weights
-
-
 def make_block(config: classifier.ClassifierConfig, *, dtype, rngs: nnx.Rngs) -> PublishedBlock:
     """The block that a config asks for."""
-    kinds = {config.norm_after: PostNormBlock, config.parallel: ParallelBlock}
-    return kinds.get(True, PublishedBlock)(config, dtype=dtype, rngs=rngs)
+    block = ORDERS[chosen[0]] if (chosen := _orders(config)) else PublishedBlock
+    return block(config, dtype=dtype, rngs=rngs)
 
 
 def add_residual(x, y, scale: LayerScale | None, drop_path_rate, key) -> jax.Array:

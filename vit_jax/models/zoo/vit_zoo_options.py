@@ -70,15 +70,15 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     position: str = option(
         "learned",
-        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; relative, bias2d (BEiT): in "
-        "attention's logits",
+        "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; coordinates: of patches' centres; "
+        f"{', '.join(positions.IN_LOGITS)}: in attention's logits",
         choices=positions.KINDS,
         role="structure",
     )
     position_at: str = option(
         "auto",
         "where positions are added: at the stem, in all layers each its own, in all layers the same (shared); "
-        "auto: relative in layers, others at the stem",
+        "auto: of deberta shared, of others in attention's logits in layers, else at the stem",
         choices=positions.PLACES,
         role="structure",
     )
@@ -154,6 +154,9 @@ class PublishedViTConfig(VisionTransformerConfig):
     norm_bias: bool = _structure(True, "biases of the encoder's layer norms (none in ViT-22B)")
     norm_after: bool = _structure(
         False, "post-norm: normalise the outputs of attention and MLP (EVA-02-E, Swin V2)"
+    )
+    norm_residual: bool = _structure(
+        False, "normalise each sum of input and output of attention and MLP (Transformer, BERT)"
     )
     qk_norm: bool = _structure(False, "norm on queries and keys (ViT-22B)")
     attention_inner_norm: bool = _structure(
@@ -355,4 +358,6 @@ class PublishedViTConfig(VisionTransformerConfig):
             return merging.block_flops(self, n)
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
-        return self.depth * (block + 2 * n * n * self.width * (self.position == "relative"))
+        return self.depth * (
+            block + 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
+        )
