@@ -31,6 +31,8 @@ MEMORY = {
     "TPU v5 lite": 104 * 2**20,
     "TPU v6 lite": 104 * 2**20,
 }
+# What a program is given where little more is left: compiled, it may take up to 1.6 MiB more than `_needed` counts.
+LIMITS = {"TPU v4": 15 * 2**20}
 
 
 class Grid:
@@ -52,7 +54,9 @@ class Grid:
         self.buffers_of_keys = 2 if needed <= _memory() else 1
         # XLA keeps other arrays in what is left.
         needed = _needed(*of_program, self.buffers_of_keys)
-        self.memory = max(needed, min(_memory(), DEFAULT_MEMORY))
+        self.memory = LIMITS.get(
+            platform.device_kind(), max(needed, min(_memory(), DEFAULT_MEMORY))
+        )
         self.block = pl.BlockSpec
 
     def of_queries(self):
