@@ -3,8 +3,8 @@ where that is all of them.
 
 A test file reaches a file that it imports, or that such a file imports in turn. Tables of names (of families,
 objectives, evaluators, formats, commands) import nothing themselves, so a test, or a recipe that it names, reaches what
-it names: 'dino', 'ViT-B/16', 'convert'. Of a file of tests that others import, and of a `conftest.py`, only the
-functions, classes and variables count that are used.
+it names: 'dino', 'ViT-B/16', 'convert'. Of a file of tests only the functions, classes and variables count that its
+tests use, or those of others that import it; slow tests, which a change does not run, count for nothing.
 """
 
 import ast
@@ -37,6 +37,7 @@ PLUGINS = {
     "tests.processor_time",
     "tests.services.buckets",
     "tests.services.launching",
+    "tests.services.runs",
 }
 # Where a change reaches all tests.
 ALL = (
@@ -147,6 +148,11 @@ def _is_fixture(node: ast.FunctionDef | ast.ClassDef) -> bool:
     return any(re.match(r"(pytest\.)?fixture\b", ast.unparse(text)) for text in node.decorator_list)
 
 
+def _is_slow(node: ast.AST) -> bool:
+    """Whether all cases of a test are slow."""
+    return "pytest.mark.slow" in map(ast.unparse, getattr(node, "decorator_list", ()))
+
+
 class Piece(NamedTuple):
     """A piece of a file: the modules that it imports or names, the names that it uses, and those by which others use
     it.
@@ -194,8 +200,9 @@ class Reach:
             module = waiting.pop()
             reached.add(module)
             pieces, maybe = self._pieces(module)
-            if module == own:
-                pieces, maybe = pieces | maybe, set()
+            if module == own:  # pytest finds its tests; the slow ones are not run
+                found = {p for p in maybe if any(n.startswith(("test", "Test")) for n in p.names)}
+                pieces, maybe = pieces | found, maybe - found
             unused |= maybe
             while pieces or any(piece.names & identifiers for piece in unused):
                 for piece in pieces:
@@ -251,6 +258,7 @@ class Reach:
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
             parts = {node: {alias.name for alias in node.names} for node in imports}
         elif module.startswith("tests"):
+            tree.body = [node for node in tree.body if not _is_slow(node)]
             definitions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
             parts = {
                 n: {_fixture(n.name) if _is_fixture(n) else n.name}
@@ -278,9 +286,9 @@ class Reach:
             identifiers = _identifiers(node)
             modules |= self._named(_strings(node))
             if module.startswith("configs."):  # recipes import their neighbours by name
-                modules -= self._tables.get(
-                    WHOLE["COMMANDS"], set()
-                )  # a split `train` is no command
+                # A split `train` is no command, and who made a checkpoint or chose a rate is no format.
+                for table in ("COMMANDS", "FORMATS", "CONVERSIONS"):
+                    modules -= self._tables.get(WHOLE[table], set())
                 neighbours = {
                     name.removeprefix("configs."): path for name, path in self.known.items()
                 }

@@ -37,6 +37,7 @@ import pytest  # noqa: E402
 pytest_plugins = [
     "tests.services.buckets",
     "tests.services.launching",
+    "tests.services.runs",
     "tests.skips",
     "tests.processor_time",
 ]

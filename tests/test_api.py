@@ -25,24 +25,19 @@ from vit_jax.data.record import BadImage
 from vit_jax.interchange import remote
 from vit_jax.models import registry
 from vit_jax.prediction.features import Wanted, compile_features
+from vit_jax.training.upkeep.stragglers import Stragglers
 
 
 def tiny(compilation_cache, **fields):
     config = vit_jax.load_config("digits")
-    config.update_from_flattened_dict(
-        TINY | {"compilation_cache": compilation_cache, "log.tensorboard": False}
-    )
-    config.update_from_flattened_dict(
-        {name.replace("__", "."): value for name, value in fields.items()}
-    )
+    changes = {name.replace("__", "."): value for name, value in fields.items()}
+    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache} | changes)
     return config
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory, compilation_cache):
-    folder = tmp_path_factory.mktemp("api") / "run"
-    vit_jax.train(tiny(compilation_cache), folder)
-    return folder
+def workdir(finished_run):
+    return finished_run.workdir
 
 
 @pytest.fixture(scope="module")
@@ -292,8 +287,11 @@ def test_a_saved_and_an_exported_model_answer_as_the_run_does(run, photo, tmp_pa
         run.export("model.pt")
 
 
-def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(tmp_path, compilation_cache):
-    seen = {}
+def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(
+    tmp_path, compilation_cache, monkeypatch
+):
+    seen, compared = {}, []
+    monkeypatch.setattr(Stragglers, "log", lambda _, step: compared.append(step))
 
     def on_log(step, metrics):
         seen.setdefault(step, {}).update(metrics)
@@ -302,6 +300,7 @@ def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(tmp_path, c
     config = tiny(compilation_cache)
     result = vit_jax.train(config, tmp_path, callbacks=[on_log])
     assert list(seen) == [1, 4] and result["step"] == 4
+    assert compared == [1, 4], "who is slow is looked for at each log"
     assert seen[1]["loss"] > 0 and seen[4]["eval/accuracy"] == result["accuracy"]
     # Ended is ended.
     assert vit_jax.train(config, tmp_path)["step"] == 4

@@ -35,6 +35,7 @@ FILES = {
     "tests/test_starts.py": 'run("start.sh")',
     "tests/test_commands.py": 'command("train")',
     "tests/test_nothing.py": "import json",
+    "tests/test_is_slow.py": 'MODEL = "mixer"\n\n\n@pytest.mark.slow\ndef test_it():\n    make(MODEL)',
 }  # fmt: skip
 
 MIXER = {"uses_a_fixture", "names_a_recipe"}  # by the recipe of tokens

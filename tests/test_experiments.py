@@ -158,6 +158,7 @@ def small(config):
     config.duration, config.optim.warmup = "2 steps", "0 steps"
     config.batch_size, config.data.eval_split, config.data.threads = 8, "test[:8]", 1
     config.compilation_cache, config.log.tensorboard = "", False
+    config.audit.every = 0
     return config
 
 

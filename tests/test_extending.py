@@ -30,6 +30,7 @@ TABLES = (
 TINY = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 CHANGES = {
     "duration": "2 steps", "batch_size": 32, "optim.warmup": "1 steps", "optim.ema": 0.9, "log.tensorboard": False,
+    "audit.every": 0,
 }  # fmt: skip
 # The registered files of a run, as `config.py` in its folder had them up to version 0.2.
 EARLIER = """from vit_jax.config import default_config

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import gcsfs
 import pytest
 import s3fs
 from etils import epath
@@ -93,48 +94,63 @@ def test_a_workdir_below_an_object_is_refused(bucket):
         guards.make_workdir(epath.Path(f"{bucket}/a/run"))
 
 
+def forget_clients() -> None:
+    """The next use of a bucket makes its client anew, by the environment."""
+    buckets.client.cache_clear()
+    gcsfs.GCSFileSystem.clear_instance_cache()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
 @pytest.fixture
-def silent():
-    """The address of a server that takes connections and says nothing."""
+def silent(cloud_storage, s3, monkeypatch):
+    """The address of a server of all buckets that takes connections and says nothing."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(100)
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"):
+            monkeypatch.setenv(name, address)
+        forget_clients()
+        yield address
+    forget_clients()
 
 
-def test_a_bucket_that_does_not_answer_is_a_sentence_within_20_seconds(
-    silent, bucket_environment, s3_environment, empty_folder
+@pytest.mark.parametrize(
+    ("name", "scheme", "restarts", "expected"),
+    [
+        ("show", "gs", "0", 2),
+        ("show", "s3", "0", 2),
+        ("train config.data.path, prepared", "gs", "0", 2),
+        ("show", "gs", "1", 42),  # of a run that is started again
+    ],
+)
+def test_a_bucket_that_does_not_answer_is_a_sentence(
+    name, scheme, restarts, expected, silent, command, empty_folder, monkeypatch
 ):
-    environment = os.environ | bucket_environment | s3_environment
-    environment |= {"STORAGE_EMULATOR_HOST": silent, "AWS_ENDPOINT_URL": silent}
-    prepared = [part.format("gs://bucket/set") for part in ARGUMENTS["train config.data.path, prepared"]]  # fmt: skip
-    commands = [("show", "gs://bucket/run"), ("show", "s3://bucket/run"), prepared]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "vit_jax", *command],
-            env=environment | {"VIT_JAX_RESTARTS": restarts},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for command, restarts in [
-            *((c, "0") for c in commands),
-            (commands[0], "1"),
-            (commands[0], "0"),
-        ]
-    ]
-    *waiting, stopped = started
-    time.sleep(8)  # to import and to ask
-    stopped.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    stopped.communicate(timeout=5)
-    assert stopped.returncode == -signal.SIGTERM and time.monotonic() - began < 5
-    expected = [("gs", 2), ("s3", 2), ("gs", 2), ("gs", 42)]  # a first start, and another
-    for process, (scheme, code) in zip(waiting, expected, strict=True):
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == code and "Traceback" not in err and not out, err
-        assert f"{scheme}://bucket: no answer from {silent}" in err.splitlines()[-1]
     assert buckets.PATIENCE_SECONDS < 20
+    monkeypatch.setattr(buckets, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setenv("VIT_JAX_RESTARTS", restarts)
+    code, out, err = command(*(part.format(f"{scheme}://bucket/run") for part in ARGUMENTS[name]))
+    assert code == expected and "Traceback" not in err and not out, err
+    assert f"{scheme}://bucket: no answer from {silent}" in err.splitlines()[-1]
+
+
+def test_a_command_that_waits_for_a_bucket_is_stopped_at_once(bucket_environment):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(100)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vit_jax", "show", "gs://bucket/run"],
+            env=os.environ | bucket_environment | {"STORAGE_EMULATOR_HOST": address},
+            stderr=subprocess.PIPE,
+        )
+        asking, _ = server.accept()
+        with asking:
+            process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            process.communicate(timeout=5)
+    assert process.returncode == -signal.SIGTERM and time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
@@ -153,9 +169,7 @@ def test_without_keys_for_s3_it_says_how_to_have_some(s3_bucket, command, monkey
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    buckets.client.cache_clear()
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_clients()
     code, _, err = command("show", f"{s3_bucket}/run")
-    buckets.client.cache_clear()
-    s3fs.S3FileSystem.clear_instance_cache()
+    forget_clients()
     assert code == 2 and "no credentials on this machine: run 'aws configure'" in err

@@ -34,7 +34,7 @@ def saved(bucket):
 
 def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp_path):
     config = tiny_config(duration="8 steps")
-    train(config, tmp_path)
+    expected = train(config, tmp_path)
     faults.inject("stall", seconds=5, times=1, path="ocdbt")
     faults.inject("status", status=429, every=97)
     faults.inject("status", status=500, every=101)
@@ -42,7 +42,7 @@ def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp
     # The emulator forgets an upload in parts that it has finished, which Cloud Storage does not.
     faults.inject("lost", every=61, path="^(?!.*upload_id).*checkpoints")
     faults.inject("truncate", every=23, methods=("GET",))
-    train(config, f"{bucket}/run")
+    assert train(config, f"{bucket}/run")["accuracy"] == expected["accuracy"]
     # Again from its checkpoint, of which every byte is read.
     assert train(config, f"{bucket}/run")["step"] == 8
     assert len(faults.requests()) > 150

@@ -61,12 +61,10 @@ def test_every_format_is_written_to_a_bucket_and_read_from_it(scheme, request, t
     np.testing.assert_array_equal(model.class_token, official_vit()["cls"])
 
 
-def test_a_run_in_a_bucket_is_that_in_a_folder(run, tmp_path):
-    workdir, config = run
-    local = train(config, tmp_path)
-    assert_same_bits(params_of(workdir), params_of(tmp_path))
-    told = json.loads((workdir / "result.json").read_text())
-    assert told["accuracy"] == local["accuracy"] and told["step"] == 12
+def test_a_run_in_a_bucket_has_all_files_there(run):
+    """That its bits are those of a run in a folder is of `test_bucket_faults.py`."""
+    workdir, _ = run
+    assert json.loads((workdir / "result.json").read_text())["step"] == 12
     assert list((workdir.parent.parent / "cache").iterdir())  # compiled programs
     assert list((workdir / "tensorboard").glob("events*"))
     assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
@@ -99,22 +97,21 @@ def test_a_bucket_that_does_not_exist_is_reported_before_the_run(run):
 
 
 @pytest.fixture
-def copied(tiny_config, tmp_path, s3_bucket):
-    """A run in a folder, and its copy on S3."""
-    local = tmp_path / "run"
-    compilation_cache.reset_cache()  # its programs are not those of the bucket
-    train(tiny_config(duration="4 steps"), local)
+def copied(finished_run, s3_bucket):
+    """A run in a folder, and its copy with the last checkpoint on S3."""
+    local = finished_run.workdir
     for file in places.files_below(local):
-        places.upload(file.path, f"{s3_bucket}/run{file.path.removeprefix(str(local))}")
+        if not file.path.startswith((f"{local}/checkpoints/4/", f"{local}/checkpoints/8/")):
+            places.upload(file.path, f"{s3_bucket}/run{file.path.removeprefix(str(local))}")
     return local, f"{s3_bucket}/run"
 
 
 def test_a_run_copied_to_s3_is_read_from_there(copied, s3_bucket, command):
     local, copy = copied
     assert_same_bits(params_of(epath.Path(copy)), params_of(local))
-    assert vit_jax.load_run(copy).step == 4
+    assert vit_jax.load_run(copy).step == 12
     code, out, err = command("show", copy, "--json")
-    assert code == 0 and json.loads(out)["path"] == f"{copy}/checkpoints/4", err
+    assert code == 0 and json.loads(out)["path"] == f"{copy}/checkpoints/12", err
     code, out, err = command("convert", copy, f"{s3_bucket}/a.npz", "--to=official")  # fmt: skip
     assert code == 0 and places.exists(f"{s3_bucket}/a.npz"), err
     code, out, err = command("report", copy, f"--out={s3_bucket}/report")

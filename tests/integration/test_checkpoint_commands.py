@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 import vit_jax
-from tests.integration.conftest import TINY, write_image
+from tests.integration.conftest import write_image
 from vit_jax.base import schema
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class, default_config
@@ -29,13 +29,9 @@ from vit_jax.training.upkeep import health
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compilation_cache):
-    config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(
-        TINY | {"compilation_cache": compilation_cache, "duration": "4 steps"}
-    )
-    workdir = tmp_path_factory.mktemp("cli_trained")
-    return workdir, vit_jax.train(config, workdir)
+def trained(finished_run):
+    """(workdir, what the run ended with)."""
+    return finished_run[:2]
 
 
 def test_evaluate_needs_only_the_directory_and_repeats_the_accuracy_of_training(command, trained):
@@ -251,7 +247,7 @@ def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     assert "digits: train, 1,438 images; evaluated on test" in out
     _, out, _ = command("show", workdir, "--json")
     shown = json.loads(out)
-    assert (shown["step"], shown["format"], shown["init_from"]) == (4, "orbax", "")
+    assert (shown["step"], shown["format"], shown["init_from"]) == (12, "orbax", "")
     assert shown["metrics"]["accuracy"] == result["accuracy"] and shown["versions"]["jax"]
     _, out, _ = command("show", workdir, "--parameters")
     assert "| head/kernel " in out and "| (2, 32, 64) " in out and "Total: 24,170" in out
@@ -285,9 +281,9 @@ thread.start()
 thread.join()
 """
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert process.stdout == "4\n", process.stderr
+    assert process.stdout == "12\n", process.stderr
     assert " I data: digits, 1,438 images to train on" in process.stderr
-    assert " I step 4  eval/accuracy " in process.stderr
+    assert " I step 12  eval/accuracy " in process.stderr
 
 
 def test_predict_writes_no_cell_that_a_spreadsheet_runs(command, trained, tmp_path, monkeypatch):

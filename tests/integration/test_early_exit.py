@@ -22,6 +22,7 @@ TOY = {
     "data.name": "digits", "data.image_size": 16, "data.train_crop": "pad", "data.pad": 1, "data.eval_crop": "resize",
     "augment.flip": False, "model.name": "Toy-3", "model.head_init": "normal", "batch_size": 64,
     "duration": "40 steps", "optim.lr": 1e-2, "optim.warmup": "0 steps", "log.tensorboard": False,
+    "audit.every": 0,
     "compilation_cache": "",
 }  # fmt: skip
 BUDGETS = (0.5, 1.0, 1.5)

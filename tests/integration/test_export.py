@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from tests.integration.conftest import TINY
 from tests.repeats import slow_unless
 
 CALL = """
@@ -30,17 +29,8 @@ np.save(sys.argv[3], model.call(images))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compilation_cache):
-    config = vit_jax.load_config("configs/digits.py")
-    changes = {
-        "compilation_cache": compilation_cache,
-        "duration": "4 steps",
-        "model.head_init": "normal",
-    }
-    config.update_from_flattened_dict(TINY | changes)
-    workdir = tmp_path_factory.mktemp("exported")
-    vit_jax.train(config, workdir)
-    return workdir
+def trained(finished_run):
+    return finished_run.workdir
 
 
 def test_an_exported_model_answers_alike_without_this_package(command, trained, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 from etils import epath
 
 import vit_jax
-from tests.integration.conftest import TINY
 from vit_jax.base import lock
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, pins, reading
@@ -23,14 +22,9 @@ from vit_jax.training.upkeep.follow import What, follow
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, compilation_cache):
+def finished(finished_run):
     """The workdir of a run of 12 steps with checkpoints 4, 8 and 12."""
-    config = vit_jax.load_config("configs/digits.py")
-    options = {"compilation_cache": compilation_cache, "log.tensorboard": True}
-    config.update_from_flattened_dict(TINY | options)
-    workdir = tmp_path_factory.mktemp("finished")
-    vit_jax.train(config, workdir)
-    return workdir
+    return finished_run.workdir
 
 
 @pytest.fixture
@@ -95,9 +89,16 @@ def scalars(path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def test_a_follower_waits_is_stopped_goes_on_and_ends_with_the_run(cli, under_way, finished):
+def test_a_follower_waits_is_stopped_goes_on_and_ends_with_the_run(cli, command, under_way, caplog):
     workdir = under_way()
     arguments = ("evaluate", "--follow", f"--checkpoint={workdir}", "--evaluators=accuracy")
+
+    def end_run():
+        """Once step 8 is evaluated, step 4 is deleted, as a run does with old ones, and the last is saved."""
+        wait_for(lambda: len(lines(workdir)) == 2)
+        shutil.rmtree(workdir / "checkpoints" / "4")
+        under_way(12)
+
     process = cli(*arguments)
     wait_for((workdir / "evaluations" / "accuracy.jsonl").exists, process)
     time.sleep(1)
@@ -109,23 +110,23 @@ def test_a_follower_waits_is_stopped_goes_on_and_ends_with_the_run(cli, under_wa
     assert "waiting for the first checkpoint" in err and "Traceback" not in err
 
     under_way(8)
-    process = cli(*arguments, "--json")
-    wait_for(lambda: len(lines(workdir)) == 2, process)
-    shutil.rmtree(workdir / "checkpoints" / "4")  # as the run deletes old ones
-    under_way(12)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    with concurrent.futures.ThreadPoolExecutor() as threads, caplog.at_level("INFO"):
+        run = threads.submit(end_run)
+        code, out, err = command(*arguments, "--json")
+        run.result()
+    assert code == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["steps"] == [8, 12] and result["skipped"] == {}
     assert [line["step"] for line in lines(workdir)] == [4, 8, 12]
-    assert "has steps 4 already" in err and "waiting for a checkpoint after step 8" in err
+    assert "has steps 4 already" in caplog.text
+    assert "waiting for a checkpoint after step 8" in caplog.text
     assert len(list((workdir / "tensorboard" / "accuracy").iterdir())) == 2  # a file for each start
 
 
-def wait_for(condition, process, seconds: float = 120) -> None:
+def wait_for(condition, process=None, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.communicate()
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -146,11 +146,12 @@ def test_a_flat_folder_without_labels_is_learned_from_and_then_fine_tuned(tiny_c
         tiny_config(
             objective__name="masked_patches", data__name="folder", augment__mixup=0.0,
             data__path=str(tmp_path / "photos"), data__holdout=0.5, batch_size=8, duration="2 steps",
+            model__depth=1,
         ),
         tmp_path / "run",
     )  # fmt: skip
     assert 0 <= learned["accuracy"] <= 1
-    tuned = tiny_config(init_from=str(tmp_path / "run"), duration="1 steps")
+    tuned = tiny_config(init_from=str(tmp_path / "run"), duration="1 steps", model__depth=1)
     vit_jax.train(tuned, tmp_path / "tuned")
     before, after = (reading.read_weights(tmp_path / run).params for run in ("run", "tuned"))
     assert "head" not in before and "objective" not in after

@@ -1,6 +1,7 @@
 """The path of docs/pods.md from top to bottom, in a bucket on loopback: prepare, plan, train with two
 processes, one of which is killed, evaluate beside them, and compare. The commands are those that the
-guide prints; only names and sizes are replaced.
+guide prints; only names and sizes are replaced. The quick test has one process for the two, of which
+`test_tiers.py` has more.
 """
 
 import json
@@ -23,7 +24,7 @@ from tests.integration.test_train import assert_same_bits, params_of
 from tests.test_docs import ROOT, lines_of
 from vit_jax.checkpoints import reading
 
-STEPS, EVERY = 40, 8
+STEPS, EVERY = 24, 8
 TINY = HOSTS | {
     "batch_size": 8, "duration": f"{STEPS} steps", "checkpoint.every": f"{EVERY} steps", "log.every": "8 steps",
     "optim.warmup": "0 steps", "augment.mixup": 0.0, "audit.every": 0,
@@ -102,13 +103,16 @@ def kill_the_first_process(supervisor: subprocess.Popen, workdir: epath.Path) ->
     """
     while not (saved := reading.saved_steps(workdir / "checkpoints")):
         assert supervisor.poll() is None, supervisor.communicate()[0]
-        time.sleep(0.05)
+        time.sleep(0.1)
     tasks = pathlib.Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
     os.kill(int(tasks.read_text().split()[0]), signal.SIGKILL)
     return saved
 
 
-def test_the_path_of_the_guide_runs_from_top_to_bottom(command, make, start, bucket, tmp_path):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_path_of_the_guide_runs_from_top_to_bottom(
+    command, make, start, bucket, tmp_path, processes
+):
     lines = path_of_the_guide()
     assert [next(w for w in words if w in PATH) for words in lines] == PATH
     prepare, verify, plan, train, evaluate, report = map(make, lines)
@@ -128,6 +132,7 @@ def test_the_path_of_the_guide_runs_from_top_to_bottom(command, make, start, buc
     code, out, err = command(*plan, "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["fits"], err
 
+    train = [word.replace("--processes=2", f"--processes={processes}") for word in train]
     run = start(train)
     killer = threading.Thread(target=kill_the_first_process, args=(run, workdir))
     killer.start()
@@ -147,9 +152,9 @@ def test_the_path_of_the_guide_runs_from_top_to_bottom(command, make, start, buc
     assert "beside" in (tmp_path / "report" / "report.md").read_text()
 
     assert command("prepare", images, f"--out={tmp_path}/data")[0] == 0
-    # One process with two devices, which nobody supervises, computes the same in a third of the time.
+    # One process with as many devices, which nobody supervises, computes the same.
     alone = [word.replace(bucket, str(tmp_path)) for word in train[train.index("--") + 1 :]]
-    undisturbed = start(alone, devices=2)
+    undisturbed = start(alone, devices=processes)
     output, _ = undisturbed.communicate(timeout=240)
     assert undisturbed.returncode == 0, output
     assert_same_bits(params_of(workdir), params_of(tmp_path / "runs/b16"))

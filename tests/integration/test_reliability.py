@@ -32,7 +32,7 @@ def wait_until(condition, process, seconds=120):
         if condition():
             return True
         assert time.monotonic() < deadline, "the process neither ended nor came so far"
-        time.sleep(0.002)
+        time.sleep(0.005)
     return False
 
 
@@ -57,46 +57,46 @@ def bits(workdir) -> dict[str, np.ndarray]:
     return named(params)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    return tmp_path_factory.mktemp("uninterrupted")
-
-
-# SIGTERM of a run is that of `test_hosts.py` and `test_signals.py` too.
-@pytest.mark.parametrize("these", [slice(2, 3), pytest.param(slice(4), marks=pytest.mark.slow)])
+# SIGTERM of a run is that of `test_tiers.py` and `test_signals.py` too.
+@pytest.mark.parametrize(
+    ("these", "steps"),
+    [(slice(2, 3), 24), pytest.param(slice(4), STEPS, marks=pytest.mark.slow)],
+)
 def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
-    cli, uninterrupted, tmp_path, these
+    cli, tmp_path, these, steps
 ):
-    whole = start(cli, uninterrupted)
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    duration = f"--config.duration={steps} steps"
+    whole = start(cli, uninterrupted, duration)
     assert whole.wait() == 0, whole.stderr.read()
 
     ways = [
-        ("SIGKILL before the first step", (tmp_path / "checkpoints").exists, signal.SIGKILL),
-        ("SIGKILL between steps", lambda: steps_done(tmp_path) >= 8, signal.SIGKILL),
+        ("SIGKILL before the first step", (killed / "checkpoints").exists, signal.SIGKILL),
+        ("SIGKILL between steps", lambda: steps_done(killed) >= 8, signal.SIGKILL),
         (
             "SIGKILL during a save",
-            lambda: steps_done(tmp_path) >= 18 and saving(tmp_path),
+            lambda: steps_done(killed) >= 18 and saving(killed),
             signal.SIGKILL,
         ),
-        ("SIGTERM", lambda: steps_done(tmp_path) >= 33, signal.SIGTERM),
+        ("SIGTERM", lambda: steps_done(killed) >= 33, signal.SIGTERM),
     ]
     for way, condition, number in ways[these]:
-        process = start(cli, tmp_path)
+        process = start(cli, killed, duration)
         assert wait_until(condition, process), f"{way}: ended too early: {process.stderr.read()}"
         process.send_signal(number)
         code = 42 if number == signal.SIGTERM else -number
         assert process.wait(timeout=60) == code, f"{way}: {process.stderr.read()}"
-    last = start(cli, tmp_path)
+    last = start(cli, killed, duration)
     out, err = last.communicate(timeout=300)
     assert last.returncode == 0, err
     assert "resumed at step" in err
 
-    expected, got = bits(uninterrupted), bits(tmp_path)
+    expected, got = bits(uninterrupted), bits(killed)
     assert expected.keys() == got.keys()
     for name in expected:
         np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
     # The metrics of a step that was repeated are the same as well.
-    first, second = losses(uninterrupted), losses(tmp_path)
+    first, second = losses(uninterrupted), losses(killed)
     assert {s: first[s] for s in second} == second
 
 

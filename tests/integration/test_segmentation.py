@@ -22,6 +22,7 @@ TINY = (
     "--config.optim.late_warmup=0 steps",
     "--config.init_from=", "--config.data.mean=(0.5,)", "--config.data.std=(0.5,)",
     "--config.data.interpolation=bilinear", "--config.model.name=ViT-mu/8", "--config.eval.every=100%",
+    "--config.audit.every=0",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def params_of(workdir):
 def test_a_stage_starts_from_the_weights_of_the_one_before_at_its_own_resolution(
     tiny_config, tmp_path
 ):
-    runs = stages(tiny_config, optim__ema=0.5)
+    runs = stages(tiny_config, optim__ema=0.5, model__depth=1)
     runs["larger"].optim.lr = 0.0
     found = run_all(runs, tmp_path)
     assert list(found) == ["first", "larger"] and found["larger"]["step"] == 4

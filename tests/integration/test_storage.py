@@ -10,7 +10,10 @@ from tests.integration.test_reliability import bits
 
 # Files may grow to so many bytes: logs fit, the arrays of a checkpoint do not.
 FULL, FREE = (2**18, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2
-WIDE = ("--config.model.width=128", "--config.checkpoint.every=2 steps")
+WIDE = (
+    "--config.model.width=128", "--config.checkpoint.every=2 steps", "--config.audit.every=0",
+    "--config.augment.mixup=0.0",
+)  # fmt: skip
 
 
 def fill(process) -> None:

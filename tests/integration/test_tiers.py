@@ -2,10 +2,12 @@
 are killed and some disks are gone, full or damaged. The result is that of an undisturbed run.
 """
 
+import json
 import os
 import pathlib
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import QUICK
+from tests.integration.test_hosts import assert_close, assert_read_in_order, newest
 from tests.integration.test_reliability import all_bits, steps_done
 from tests.integration.test_storage import fill
 
@@ -59,30 +62,55 @@ def kill_all_after(run, workdir, step: int) -> None:
     run.kill()
 
 
-def test_two_processes_go_on_from_their_local_disks_when_one_is_lost(hosts, tmp_path, monkeypatch):
+def logged(workdir, steps) -> dict[int, list[float]]:
+    """What a run of one log line a step found at these steps, to the bit."""
+    names = ("loss", "accuracy", "gradient_norm", "update_norm", "parameter_norm")
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    found = {line["step"]: [line[name] for name in names] for line in lines if "loss" in line}
+    return {step: found[step] for step in steps}
+
+
+def test_two_processes_lose_a_disk_are_stopped_by_a_signal_to_one_and_one_goes_on(
+    hosts, tmp_path, monkeypatch
+):
     """And on machines that have compiled nothing yet: the programs are beside the run."""
-    disks, workdir = tmp_path / "disks", tmp_path / "run"
+    disks, workdir, steps = tmp_path / "disks", tmp_path / "run", 24
     monkeypatch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
     new_machine = "--config.compilation_cache=auto"
+    shorter = (f"--config.duration={steps} steps", "--config.checkpoint.every=5 steps")
+    both = (*arguments(disks), *SHARDED, *shorter)
     # One process with two devices computes the same, and is started in half the time.
-    own_disk = arguments(tmp_path / "other")
-    whole = hosts(tmp_path / "whole", *own_disk, *SHARDED, processes=1, devices=2)
+    whole = hosts(
+        tmp_path / "whole", *arguments(tmp_path / "other"), *SHARDED, *shorter, processes=1, devices=2
+    )  # fmt: skip
     assert whole.codes() == [0], whole.log(0)
 
     monkeypatch.setenv("HOME", str(tmp_path / "first"))
-    run = hosts(workdir, *arguments(disks), *SHARDED, new_machine, seconds=0.012)
-    kill_all_after(run, workdir, 17)
+    run = hosts(workdir, *both, new_machine, seconds=0.012)
+    kill_all_after(run, workdir, 9)
     shutil.rmtree(disks / "1")
     monkeypatch.setenv("HOME", str(tmp_path / "second"))
-    rest = hosts(workdir, *arguments(disks), *SHARDED, new_machine)
-    assert rest.codes() == [0, 0], rest.log(0) + rest.log(1)
+    rest = hosts(workdir, *both, new_machine, seconds=0.024)
+    rest.until(lambda: "resumed at step" in rest.log(0) and steps_done(workdir) >= 11)
+    rest.processes[1].send_signal(signal.SIGTERM)
+    assert rest.codes() == [42, 42], rest.log(0) + rest.log(1)
     compiled = "CACHE MISS for 'jit_train_step'"
     assert compiled in run.log(0) and compiled not in rest.log(0)
-    assert resumed_at(
-        rest
-    ) >= 14 and "the missing shards of process 1 come from the others" in rest.log(0)
-    assert not list(disks.glob("*/*")), "the end of a run frees the disks"
-    assert_same_bits(tmp_path / "whole", workdir)
+    assert "the missing shards of process 1 come from the others" in rest.log(0)
+    resumed, stopped = resumed_at(rest), newest(workdir)
+    assert 6 <= resumed < 11 <= stopped < steps
+    for process in range(2):
+        assert f"stopped by SIGTERM after step {stopped} of {steps}" in rest.log(process)
+    same = range(resumed + 1, stopped + 1)
+    assert logged(workdir, same) == logged(tmp_path / "whole", same)
+
+    # One process with two devices on another mesh takes over: parameters are sharded there too.
+    last = hosts(workdir, *both, "--config.mesh.fsdp=2", processes=1, devices=2)
+    assert last.codes() == [0], last.log(0)
+    assert resumed_at(last) == stopped
+    assert_read_in_order(last, 1, stopped, last=steps)
+    assert not list(disks.glob("0/*")), "the end of a run frees its disk"
+    assert_close(tmp_path / "whole", workdir)
 
 
 @pytest.fixture(scope="module")

@@ -21,21 +21,6 @@ from vit_jax.training.upkeep.device_checks import DeviceChecks
 from vit_jax.training.upkeep.health import NonFiniteError
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, compilation_cache):
-    """A finished tiny run, with the recipe's mixing and audits: (workdir, result, config)."""
-    from tests.integration.conftest import TINY
-
-    config = vit_jax.load_config("configs/digits.py")
-    as_in_recipe = {
-        name: TINY[name] for name in TINY if name not in ("augment.mixup", "audit.every")
-    }
-    options = {"compilation_cache": compilation_cache, "log.tensorboard": True}
-    config.update_from_flattened_dict(as_in_recipe | options)
-    workdir = tmp_path_factory.mktemp("trained")
-    return workdir, vit_jax.train(config, workdir), config
-
-
 def params_of(workdir):
     return reading.read_weights(workdir).params
 
@@ -51,8 +36,8 @@ def assert_same_bits(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-def test_training_returns_and_writes_its_metrics(trained):
-    workdir, result, _ = trained
+def test_training_returns_and_writes_its_metrics(finished_run):
+    workdir, result, _ = finished_run
     assert result["step"] == 12 and result["examples"] == 359 and 0 <= result["accuracy"] <= 1
     assert json.loads((workdir / "result.json").read_text()) == result
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -67,8 +52,8 @@ def test_training_returns_and_writes_its_metrics(trained):
     assert list((workdir / "tensorboard").glob("events*"))
 
 
-def test_a_checkpoint_directory_explains_itself(trained):
-    workdir, _, config = trained
+def test_a_checkpoint_directory_explains_itself(finished_run):
+    workdir, _, config = finished_run
     for path in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "12"):
         run = vit_jax.load_run(path)
         assert run.step == 12 and run.classes == tuple(map(str, range(10)))
@@ -81,25 +66,30 @@ def test_a_checkpoint_directory_explains_itself(trained):
 
 def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path, monkeypatch):
     config = tiny_config(
-        checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6, optim__ema=0.0
+        duration="8 steps",
+        checkpoint__every="2 steps",
+        checkpoint__keep=2,
+        checkpoint__keep_every=4,
+        optim__ema=0.0,
     )
     monkeypatch.chdir(tmp_path)  # and a relative workdir is as good as any
     vit_jax.train(config, "run")
     assert_same_bits(params_of("run"), parts_of("run", "params")["params"])  # there is no average
     kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept == [6, 10, 12]
+    assert kept == [4, 6, 8]
 
 
-def test_a_finished_run_started_again_changes_nothing(trained):
-    workdir, result, config = trained
+def test_a_finished_run_started_again_changes_nothing(finished_run, tmp_path):
+    finished, result, config = finished_run
+    workdir = shutil.copytree(finished, tmp_path / "run")
     before = params_of(workdir)
     again = vit_jax.train(config, workdir)
     assert again["accuracy"] == pytest.approx(result["accuracy"]) and again["step"] == 12
     assert_same_bits(before, params_of(workdir))
 
 
-def test_resuming_with_another_recipe_is_refused_by_field(trained, tiny_config):
-    workdir, _, config = trained
+def test_resuming_with_another_recipe_is_refused_by_field(finished_run, tiny_config):
+    workdir, _, config = finished_run
     other = config.copy_and_resolve_references()
     other.optim.lr, other.data.pad = 0.5, 1
     with pytest.raises(
@@ -108,8 +98,8 @@ def test_resuming_with_another_recipe_is_refused_by_field(trained, tiny_config):
         vit_jax.train(other, workdir)
 
 
-def test_what_does_not_change_the_result_may_change(trained):
-    _, _, config = trained
+def test_what_does_not_change_the_result_may_change(finished_run):
+    _, _, config = finished_run
     other = config.copy_and_resolve_references()
     other.log.every, other.data.threads, other.mesh.fsdp, other.model.unroll = "7 steps", 1, 8, 1
     model = {"name": config.model.name, "image_size": config.data.image_size}
@@ -122,10 +112,10 @@ def test_what_does_not_change_the_result_may_change(trained):
 # Files that are short or absent are those of `checkpoints/test_damage.py` too.
 @pytest.mark.parametrize("damage", slow_unless(["flip"], ["truncate", "flip", "remove"]))
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    trained, tmp_path, damage, caplog
+    finished_run, tmp_path, damage, caplog
 ):
-    config = trained[2]
-    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    config = finished_run[2]
+    shutil.copytree(finished_run[0], tmp_path, dirs_exist_ok=True)
     expected = params_of(tmp_path)
     spoil(tmp_path / "checkpoints" / "12", damage)
     with caplog.at_level("WARNING", logger="absl"):
@@ -177,9 +167,9 @@ def test_a_local_state_is_used_that_is_newer_than_the_good_checkpoints(
     assert steps[-1] == 8
 
 
-def test_when_no_checkpoint_is_good_nothing_is_overwritten(trained, tmp_path):
-    config = trained[2]
-    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+def test_when_no_checkpoint_is_good_nothing_is_overwritten(finished_run, tmp_path):
+    config = finished_run[2]
+    shutil.copytree(finished_run[0], tmp_path, dirs_exist_ok=True)
     for step in ("4", "8", "12"):
         spoil(tmp_path / "checkpoints" / step, "truncate")
     before = sorted(str(p) for p in tmp_path.rglob("*"))
@@ -210,8 +200,8 @@ def spoil(folder, how):
             file.write_bytes(content)
 
 
-def test_fine_tuning_takes_over_everything_but_the_head(trained, tiny_config, tmp_path):
-    workdir, _, _ = trained
+def test_fine_tuning_takes_over_everything_but_the_head(finished_run, tiny_config, tmp_path):
+    workdir, _, _ = finished_run
     config = tiny_config(
         init_from=str(workdir), duration="1 step", data__image_size=48, optim__lr=0.0
     )
@@ -228,9 +218,9 @@ def test_fine_tuning_takes_over_everything_but_the_head(trained, tiny_config, tm
 
 
 def test_fine_tuning_from_another_size_names_every_tensor_that_does_not_fit(
-    trained, tiny_config, tmp_path
+    finished_run, tiny_config, tmp_path
 ):
-    workdir, _, _ = trained
+    workdir, _, _ = finished_run
     with pytest.raises(
         ConfigError, match=r"class_token \(1, 1, 32\) is not in the checkpoint"
     ) as raised:
@@ -267,11 +257,11 @@ def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(
     assert len(asked) == 1
 
 
-def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained):
-    averaged = reading.read_weights(trained[0]).params
-    loaded = vit_jax.load_run(trained[0])
+def test_an_averaged_model_is_what_is_evaluated_and_loaded(finished_run):
+    averaged = reading.read_weights(finished_run[0]).params
+    loaded = vit_jax.load_run(finished_run[0])
     np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
-    saved = parts_of(trained[0], "params", "ema")
+    saved = parts_of(finished_run[0], "params", "ema")
     assert_same_bits(averaged, saved["ema"])
     assert np.abs(saved["params"]["position"] - averaged["position"]).max() > 0
 

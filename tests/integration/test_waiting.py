@@ -14,7 +14,7 @@ from vit_jax.training.upkeep import progress
 def test_a_run_that_waits_for_decoding_names_its_cores_and_what_the_step_could_take(
     tiny_config, tmp_path, monkeypatch, caplog
 ):
-    pixels = np.random.default_rng(0).integers(0, 255, (1200, 1200, 3), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 255, (900, 900, 3), np.uint8)
     for label in range(10):  # as digits have, for which the step is compiled already
         (tmp_path / "data" / str(label)).mkdir(parents=True)
         assert cv2.imwrite(str(tmp_path / "data" / str(label) / "0.jpg"), pixels)

@@ -24,17 +24,6 @@ from vit_jax.training import guards
 from vit_jax.training.upkeep.writers import JsonLinesWriter
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, compilation_cache):
-    """A run of 12 steps with checkpoints 4, 8 and 12, and what it ended with."""
-    from tests.integration.conftest import TINY
-
-    config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
-    workdir = tmp_path_factory.mktemp("finished")
-    return config, workdir, vit_jax.train(config, workdir)
-
-
 def flip(file: pathlib.Path, seed: int) -> None:
     content = bytearray(file.read_bytes())
     bit = random.Random(seed).randrange(8 * len(content))
@@ -44,9 +33,9 @@ def flip(file: pathlib.Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", slow_unless([0], range(6)))
 def test_a_flipped_bit_in_a_description_falls_back_to_the_checkpoint_before(
-    finished, seed, tmp_path, caplog
+    finished_run, seed, tmp_path, caplog
 ):
-    config, workdir, result = finished
+    workdir, result, config = finished_run
     copy = tmp_path / "run"
     shutil.copytree(workdir, copy)
     flip(copy / "checkpoints" / "12" / "description" / "metadata", seed)
@@ -63,8 +52,8 @@ def test_a_description_with_another_value_is_not_the_one_that_was_saved():
         assert descriptions.unsealed(sealed | change) is None
 
 
-def test_a_description_of_an_earlier_version_needs_no_seal(finished, tmp_path):
-    _, workdir, _ = finished
+def test_a_description_of_an_earlier_version_needs_no_seal(finished_run, tmp_path):
+    workdir = finished_run.workdir
     file = workdir / "checkpoints" / "12" / "description" / "metadata"
     description = json.loads(file.read_text())
     del description["sha256"], description["training_data"]
@@ -89,21 +78,19 @@ def test_a_description_of_an_earlier_version_needs_no_seal(finished, tmp_path):
         ],
     ),
 )
-def test_a_small_file_that_is_cut_short_does_not_end_a_restart(finished, name, text):
-    config, workdir, result = finished
+def test_a_small_file_that_is_cut_short_does_not_end_a_restart(finished_run, tmp_path, name, text):
+    finished, result, config = finished_run
+    workdir = shutil.copytree(finished, tmp_path / "run")
     (workdir / name).write_text(text)
     assert vit_jax.train(config, workdir)["accuracy"] == result["accuracy"]
 
 
 def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tmp_path):
-    first = cli(
-        "train",
-        "--config=configs/digits.py",
-        "--config.duration=100000 steps",
-        f"--workdir={tmp_path}",
-    )
+    longer = "--config.duration=100000 steps"
+    first = cli("train", "--config=configs/digits.py", longer, f"--workdir={tmp_path}", tiny=True)
     while not (tmp_path / "metrics.jsonl").exists():
         assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
     with pytest.raises(lock.Locked, match=f"another run trains in .*process {first.pid}"):
         lock.Lock(epath.Path(tmp_path), patience=0.1).__enter__()
     first.send_signal(signal.SIGKILL)
@@ -248,11 +235,13 @@ def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_
         vit_jax.train(config, tmp_path / "run")
 
 
-def test_more_checkpoints_than_are_kept_are_deleted_at_the_next_start(tiny_config, tmp_path):
-    vit_jax.train(tiny_config(checkpoint__keep=3), tmp_path)
-    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [4, 8, 12]
-    vit_jax.train(tiny_config(checkpoint__keep=1), tmp_path)
-    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [12]
+def test_more_checkpoints_than_are_kept_are_deleted_at_the_next_start(finished_run, tmp_path):
+    workdir = epath.Path(shutil.copytree(finished_run.workdir, tmp_path / "run"))
+    assert reading.saved_steps(workdir / "checkpoints") == [4, 8, 12]
+    config = finished_run.config.copy_and_resolve_references()
+    config.checkpoint.keep = 1
+    vit_jax.train(config, workdir)
+    assert reading.saved_steps(workdir / "checkpoints") == [12]
 
 
 def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_config, tmp_path):

@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import vit_jax
-from tests.integration.conftest import TINY
 from tests.serving.conftest import encoded
 from tests.serving.test_command import process
 from vit_jax.base.errors import ConfigError
@@ -27,13 +25,9 @@ def load(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compilation_cache):
+def trained(finished_run):
     """The workdir of a run with checkpoints of the steps 4, 8 and 12."""
-    config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
-    workdir = tmp_path_factory.mktemp("trained") / "run"
-    vit_jax.train(config, workdir)
-    return workdir
+    return finished_run.workdir
 
 
 @pytest.fixture(scope="module")
