@@ -24,6 +24,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.S)
 FILES = {path.stem: path.read_text() for path in sorted((DOCS / "extending").glob("*.py"))}
 GUESTS = ("my_data", "my_evaluator", "my_model", "my_objective", "my_optimizer")
+SLOW = "my_term"  # tests/objectives/test_sum.py has its loss
 TABLES = (
     objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,
 )  # fmt: skip
@@ -83,7 +84,7 @@ def runs(folder, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", GUESTS)
+@pytest.mark.parametrize("name", [*GUESTS, pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_the_file_of_a_page_trains_and_its_model_is_read_again(runs, name):
     result, workdir = runs(name)
     assert result["step"] == 2
@@ -238,5 +239,5 @@ def imported(code: str) -> set[str]:
 
 
 def test_the_guide_has_a_file_for_each_guest_which_imports_the_public_surface_alone():
-    assert set(FILES) == {*GUESTS, "my_quantity"}
+    assert set(FILES) == {*GUESTS, SLOW, "my_quantity"}
     assert all(imported(code) == {"vit_jax.extend"} for code in FILES.values())

@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # For editors and type checkers: the same as `_SOURCES`.
         SavedObjective,
         Teacher,
     )
+    from vit_jax.objectives.output_term import OutputTerm
     from vit_jax.optim.blocks import one_by_one
     from vit_jax.optim.blocks import product as matmul_float32
     from vit_jax.optim.matrices import Matrices
@@ -130,6 +131,7 @@ _SOURCES = {
     "register_objective": "objectives:register",
     "Objective": "objectives.contract",
     "ObjectiveContext": "objectives.contract",
+    "OutputTerm": "objectives.output_term",
     "Learner": "objectives.contract",
     "Batch": "objectives.contract",
     "Teacher": "objectives.contract",

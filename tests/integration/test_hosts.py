@@ -153,6 +153,12 @@ UNLABELLED = {
         "image_text.py:smoke",
         ("--config.objective.loss=softmax", "--config.objective.text=clip", "--config.objective.embed=16"),
     ),
+    "a sum with masked patches": ("sum.py:smoke", ()),
+    "texts for a frozen tower": (
+        "image_text.py:smoke",
+        ("--config.objective.image_blocks=1", "--config.model.pool=token",
+         "--config.optim.freeze=('(?!objective/).*',)"),
+    ),
 }  # fmt: skip
 
 

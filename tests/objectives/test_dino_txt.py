@@ -20,6 +20,7 @@ from vit_jax.models import registry
 from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.image_text import patches
 from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
+from vit_jax.pictures import masks
 from vit_jax.prediction.images import find_images
 from vit_jax.prediction.maps import write_maps
 from vit_jax.prediction.words import WordSegmenter
@@ -178,9 +179,16 @@ def test_maps_by_words_are_written_and_are_the_evaluators(runs, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (40, 56, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     words = ("one", "seven", "nothing")
-    segmenter = WordSegmenter(run, words)
+    segmenter = WordSegmenter(run, words, threshold=-0.5)
     result = write_maps(segmenter, find_images([str(tmp_path / "a.png")]), tmp_path, batch_size=2)
+    # What is like none of the words is a class before theirs, black; without it the first word has a colour.
+    words = ("none of these", *words)
     assert result["images"] == 1 and result["classes"] == list(words)
+    (scores,) = segmenter.answers(*segmenter.weights, pixels[None, :32, :32])
+    cosines = np.log(scores[..., 1:] / scores[..., :1]) - 0.5
+    assert scores.shape == (1, 4, 4, 4) and np.abs(cosines).max() <= 1
+    of_none, of_words = (masks.palette(3, black=black).any(1).tolist() for black in (True, False))
+    assert of_none == [False, True, True] and all(of_words)
     mask = np.asarray(Image.open(tmp_path / "a.png"))
     assert mask.shape[:2] == (40, 56)
     table = json.loads((tmp_path / "maps.json").read_text())

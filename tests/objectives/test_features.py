@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.new_models import new_weights
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.compute import platform
 from vit_jax.config import default_config
 from vit_jax.data import batches
 from vit_jax.interchange import formats
@@ -195,6 +196,13 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
 def test_what_cannot_be_learned_is_refused_before_the_run(teachers, changes, message):
     with pytest.raises(UserError, match=message):
         run_of(**{"teachers": teachers} | changes)
+
+
+def test_teachers_compute_in_the_type_of_the_student(teachers, monkeypatch):
+    networks = run_of(teachers, **{"model.dtype": "bfloat16"}).networks
+    monkeypatch.setattr(platform, "current", lambda: "tpu")
+    assert {t.config.dtype for t in networks.teachers} == {"float32"}
+    assert {t.config.dtype for t in networks.for_devices().teachers} == {"bfloat16"}
 
 
 def test_phi_s_is_refused_for_widths_without_a_hadamard_matrix():

@@ -1,5 +1,7 @@
 """Learning without labels on eight simulated devices: what is learned does not depend on how they are used."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -9,11 +11,31 @@ from tests.objectives.test_sharp import mae
 from tests.training.test_step import MESHES
 from vit_jax.data import batches
 from vit_jax.devices import meshes
+from vit_jax.recipes.user_files import load_config
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import compile_train_step
 
+
+def with_texts(recipe: str, **changes):
+    """A recipe of images and texts, tiny."""
+    config = load_config(recipe)
+    config.data.image_size, config.model.name, config.model.depth = 16, "ViT-mu/8", 1
+    config.model.update(dict(width=32, heads=2, mlp_dim=64))
+    config.objective.update(dict(text_length=8, vocabulary=259, text_end=1, text_pad=0))
+    config.duration = "8 steps"
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+SUM = ("image_text", {"text_depth": 1}), ("masked_patches", {"weight": 0.25, "start": "1 steps"})
+DINO_TXT = {
+    "model.pool": "token", "objective.image_blocks": 1, "objective.text_depth": 1,
+    "optim.freeze": ("(?!objective/).*",),
+}  # fmt: skip
 METHODS = {
+    "sum": (functools.partial(with_texts, "sum:smoke"), {"objective.terms": SUM}),
+    "texts for a frozen tower": (functools.partial(with_texts, "image_text:smoke"), DINO_TXT),
     "mae": (mae, {}),
     "dino, centre": (tiny, {}),
     "dino, sinkhorn": (tiny, {"objective.centering": "sinkhorn", "objective.two_heads": True}),
@@ -48,7 +70,7 @@ def test_two_steps_are_the_same_on_every_mesh(method):
         config.objective.update({"frozen_prototypes": "0 steps", "head_std": 0.3})
     assembly = assemble(resolve(config), num_classes=0, examples_per_epoch=64)
     random, spec = np.random.default_rng(0), batches.spec(assembly.config, num_classes=0)
-    images = {n: random.integers(0, 256, x.shape, np.uint8) for n, x in spec.items()}
+    images = {n: random.integers(0, 256, x.shape, x.dtype) for n, x in spec.items()}
     one, tree = learned(assembly, dict(data=1, fsdp=1, tensor=1), images)
     for sizes in MESHES.values():
         several, other = learned(assembly, sizes, images)

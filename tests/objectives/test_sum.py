@@ -1,11 +1,16 @@
 """A weighted sum of objectives over one model."""
 
+import dataclasses
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
@@ -13,7 +18,9 @@ from vit_jax.models.vit import VisionTransformer
 from vit_jax.objectives.contract import Learner, MovingAverage, ObjectiveContext, Teacher
 from vit_jax.objectives.masked_patches import MaskedPatches
 from vit_jax.objectives.sum.sum import Sum, SumOptions
+from vit_jax.recipes.user_files import load_config
 
+GUEST = pathlib.Path(__file__).resolve().parents[2] / "docs/extending/my_term.py"
 TINY = dict(image_size=16, patch=8, width=16, depth=1, heads=2, mlp_dim=32, num_classes=0)
 TOKENS = dict(tokenizer="bytes", text_length=8, vocabulary=259, text_end=1, text_pad=0)
 TERMS = (
@@ -48,7 +55,8 @@ def made():
 
 
 def make(made, terms=TERMS, **options) -> Sum:
-    return Sum(SumOptions(terms=terms, **TOKENS | options), made[1])
+    options = SumOptions(terms=terms, **TOKENS | options)
+    return Sum.variant(options)(options, made[1])
 
 
 def gradient(objective, made, own, *, step: int = 9):
@@ -130,6 +138,39 @@ def test_a_term_that_has_not_begun_changes_nothing(made):
     assert not metrics["masked_patches_loss"].any() and metrics["features_loss"].all()
 
 
+def test_terms_of_labels_and_of_a_guest_share_the_pass(made, monkeypatch):
+    monkeypatch.setattr(objectives, "OBJECTIVES", dict(objectives.OBJECTIVES))
+    load_config(str(GUEST))  # registers it
+    student, batch = (
+        model_of(0, pool="token", num_classes=3),
+        made[3] | {"label": jnp.arange(4) % 3},
+    )
+    context = dataclasses.replace(made[1], model=student.config)
+    given = (("supervised", {"loss": "sigmoid", "weight": 0.5}), ("uniformity", {"weight": 2.0}))
+    whole = make((student, context), given, tokenizer="")
+    assert whole.needs_labels and whole.mixes and not whole.own_judged and len(whole.shared) == 2
+    of_terms = dict(name="sum", terms=given)
+    assert objectives.find_objective(ConfigDict(of_terms))[0] is type(whole)
+    assert objectives.probabilities(ConfigDict(of_terms)) == "sigmoid"
+    texts = make(made)
+    assert not texts.needs_labels and texts.own_judged and texts.evaluator == "retrieval"
+    beside_masks = make((student, context), (given[0], "masked_patches"), tokenizer="")
+    assert beside_masks.needs_labels and not beside_masks.mixes
+
+    learner = Learner(student, whole.own_modules(nnx.Rngs(2)), None, jnp.int32(0))
+    loss, metrics = whole(learner, batch | whole.targets(batch), nnx.Rngs(dropout=0))
+    output = student(batch["image"])
+    z, x = (np.asarray(a, np.float64) for a in (output.logits, output.features))
+    signs = 2 * np.eye(3)[np.arange(4) % 3] - 1
+    supervised = np.log1p(np.exp(-signs * z)).sum(1)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    near = np.exp(-2 * np.square(x[:, None] - x).sum(-1))
+    uniformity = np.log((near.sum(1) - 1) / 3)
+    np.testing.assert_allclose(metrics["supervised_loss"], supervised, rtol=1e-5)
+    np.testing.assert_allclose(metrics["uniformity_loss"], uniformity, rtol=1e-4)
+    np.testing.assert_allclose(loss, 0.5 * supervised + 2 * uniformity, rtol=1e-4)
+
+
 class Followed(MaskedPatches):
     """A guest's term, whose teacher is a moving average of it."""
 
@@ -142,8 +183,6 @@ class Followed(MaskedPatches):
 
 
 def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
-    from vit_jax import objectives
-
     monkeypatch.setitem(objectives.OBJECTIVES, "followed", Followed)
     student, *_, batch = made
     whole = make(made, (TERMS[0], "followed"))
@@ -163,7 +202,8 @@ def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
         (("image_text",), dict(tokenizer=""), "needs a tokenizer"),
         (("image_text", "image_text"), {}, "can be a term once"),
         (("image_txt",), {}, "'image_txt' is no objective"),
-        (("supervised",), dict(tokenizer=""), "learns from labels"),
+        (("supervised", "image_text"), {}, "which no data has together"),
+        (("segmentation",), dict(tokenizer=""), "learns from masks"),
         (("dino",), dict(tokenizer=""), "several views"),
         ((("masked_patches", {"weight": -1}),), dict(tokenizer=""), "weight = -1"),
         ((("masked_patches", {"start": "late"}),), dict(tokenizer=""), "masked_patches: start"),

@@ -299,15 +299,25 @@ SLOW = {
     "digits-2-slices", "vit_s16_i1k-2-slices", "vit_i1k-B16", "vit_i21k-L16", "scaling_vit-G14", "deit3_i21k",
     "dino_continue", "bit_hyperrule", "finetune", "noisy_student", "folder", "algoperf", "gsam", "vit_s16_i1k",
     "scaling_vit-B16", "linear_probe", "positions", "deit-S", "deit3", "rope_vit", "masked_patches-B16", "dynamic_vit",
-    "digits_finetune", "distill", "best",
+    "digits_finetune", "distill", "best", "image_text", "dino_txt",
     # Families without attention of their own for GPUs, beside LocalViT, the Mixer and EfficientNets.
     "deepvit", "axial", "feed_forward", "cross_vit",
 }  # fmt: skip
+FROZEN = (
+    ("init_from", ""), ("model.name", "ViT-S/16"), ("model.pool", "token"), ("model.depth", 1), ("objective.text_depth", 1),
+    ("data.mean", (0.5,) * 3), ("data.std", (0.5,) * 3), ("data.interpolation", "bilinear"),
+)  # fmt: skip
 # Without a reviewed program for TPUs: they begin with other runs, or are other recipes.
 CASES = golden.CASES | {
     "digits_finetune": golden.Case("digits_finetune.py", "", changes=(("init_from", ""),)),
     "distill": golden.Case("distill.py:DeiT-S/16", ""),
     "best": golden.Case("best.py:B/16", ""),
+    # By the tokenizer of bytes.
+    "image_text": golden.Case(
+        "image_text.py:B/16", "", changes=(("model.depth", 1),), examples=10**6
+    ),
+    "sum": golden.Case("sum.py:B/16", "", changes=(("model.depth", 1),), examples=10**6),
+    "dino_txt": golden.Case("dino_txt.py", "", changes=FROZEN, examples=10**6),
 }
 # Of a recipe on other chips or at other sizes, the steps are those of the first.
 SLOW |= {
@@ -330,9 +340,6 @@ def test_every_recipe_has_a_case():
     assert {case.config.partition(".")[0] for case in CASES.values()} == recipes - {
         "features",
         "flexivit",
-        "image_text",
-        "sum",
-        "dino_txt",
     }
 
 

@@ -16,8 +16,8 @@ FLAGS = flags.FLAGS
 
 def predict() -> None:
     """Classify images, or write their features or masks: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER [--words=A,B,C]] [--budget=GFLOPS]
-    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …].
+    [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER [--words=A,B,C [--word_threshold=0.1]]]
+    [--budget=GFLOPS] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
     are set; --config.data.image_size and --config.model.patch resize the model. An IMAGE is a file, a folder, of
@@ -52,6 +52,14 @@ def predict() -> None:
         None,
         "masks of what these words say, separated by commas, by a model of images and texts",
     )
+    flags.DEFINE_float(
+        "word_threshold",
+        None,
+        "--words: pixels are of none of them, if no cosine of a patch and a word is as high; -1: all are of a word; by "
+        "default as in the run's evaluation",
+        lower_bound=-1,
+        upper_bound=1,
+    )
     flags.DEFINE_enum(
         "windows",
         None,
@@ -64,6 +72,8 @@ def predict() -> None:
         raise flags.Error("pass --csv or --json, not both")
     if FLAGS.words is not None and (FLAGS.features or not FLAGS.out):
         raise flags.Error("--words is for masks: pass --out=FOLDER, without --features")
+    if FLAGS.word_threshold is not None and FLAGS.words is None:
+        raise flags.Error("--word_threshold is for --words")
     if _features_are_wanted():
         _write_features(images, settings)
         return
@@ -135,8 +145,8 @@ def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
         from vit_jax.prediction.words import WordSegmenter, check_words
 
         words = [word.strip() for word in FLAGS.words.split(",")]
-        check_words(words)
-        make = functools.partial(WordSegmenter, words=words)
+        check_words(words, FLAGS.word_threshold)
+        make = functools.partial(WordSegmenter, words=words, threshold=FLAGS.word_threshold)
     files = find_images(images)
     segmenter = make(_load(settings), windows=FLAGS.windows)
     result = write_maps(segmenter, files, FLAGS.out, batch_size=FLAGS.batch_size)

@@ -31,6 +31,13 @@ class WordMapsOptions(contract.EvaluatorOptions):
     )
     templates: tuple = option(words.TEMPLATES, "texts of a class, whose name stands for {}")
     names: tuple = option((), "of the classes, in their order; (): as the data set calls them")
+    threshold: float = option(
+        words.ANY,
+        "cosine below which a pixel has none of these words, but the first class, which is not named then; -1: each "
+        "pixel has a word",
+        minimum=-1,
+        maximum=1,
+    )
 
 
 class WordMaps(Segmentation):
@@ -52,18 +59,20 @@ class WordMaps(Segmentation):
                 f"{where} needs masks, and {self.config.data.name!r} has none: set its option data, such as "
                 "('word_maps', {'data': {'name': 'masks', 'path': 'DIR'}})"
             )
-        if options.names and len(options.names) != len(table.classes):
+        self.classes, self.things, self._compiled = tuple(table.classes), (), None
+        named = self.classes[1:] if options.threshold > words.ANY else self.classes
+        self._names = options.names or named
+        if len(self._names) != len(named):
             raise ConfigError(
-                f"{where}: names has {len(options.names)}, and the data {len(table.classes)} classes"
+                f"{where}: names has {len(options.names)}, and the data {len(named)} classes to name"
             )
         words.check_templates(options.templates, where)
-        self.classes, self.things, self._compiled = tuple(table.classes), (), None
-        self._map = words.make_map_answers(context.networks, self.config.data)
+        self._map = words.make_map_answers(context.networks, self.config.data, options.threshold)
 
     def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:
         if self._compiled is None:
             self._compiled = jax.jit(self._map, out_shardings=meshes.batch_sharding(mesh))
-        names, templates = self.options.names or self.classes, self.options.templates
+        names, templates = self._names, self.options.templates
         size = self.config.eval.batch_size or self.config.batch_size
         of_model = self.context.networks, names, templates, trained.own
         return functools.partial(

@@ -26,6 +26,7 @@ TEMPLATES = (
     "itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}.", "a {} in a video game.",
     "art of the {}.", "a photo of the small {}.",
 )  # fmt: skip
+ANY = -1.0  # a threshold that all cosines reach
 
 
 def check_templates(templates: Sequence[str], where: str) -> None:
@@ -67,10 +68,13 @@ def vectors_of_patches(
 
 
 def make_map_answers(
-    networks: Networks, data: Data
+    networks: Networks, data: Data, threshold: float = ANY
 ) -> Callable[[jax.Array, Weights, Weights, jax.Array], tuple[jax.Array]]:
     """The forward pass of maps by words, to be compiled: of the vectors of classes (K, E), the model's arrays, those of
     what the objective owns, and images (B, H, W, C) uint8, to scores (B, h, w, K) float32, the softmax of cosines.
+
+    Args:
+      threshold: the cosine that one of the classes must have; the scores then begin with one more, of none of them.
 
     Raises:
       ConfigError: its patches are not compared with texts.
@@ -86,7 +90,11 @@ def make_map_answers(
         images = prepared(images, data, jnp.dtype(on_devices.model_config.dtype))
         vectors = patches.patch_vectors(*text_term(on_devices, own), model, images)
         exact = jax.lax.Precision.HIGHEST
-        return (jax.nn.softmax(jnp.einsum("bhwe,ke->bhwk", vectors, classes, precision=exact)),)
+        cosines = jnp.einsum("bhwe,ke->bhwk", vectors, classes, precision=exact)
+        if threshold > ANY:
+            none = jnp.full_like(cosines[..., :1], threshold)
+            cosines = jnp.concatenate([none, cosines], axis=-1)
+        return (jax.nn.softmax(cosines),)
 
     return answers
 

@@ -79,7 +79,8 @@ def find_objective(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     options = schema.checked_options(
         objective.Options, options, f"objective {name}", "config.objective."
     )
-    return objective, objective.Options(**options)
+    options = objective.Options(**options)
+    return objective.variant(options), options
 
 
 def make(config: Name, context: ObjectiveContext) -> Objective:

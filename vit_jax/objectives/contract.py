@@ -209,6 +209,11 @@ class Objective:
                 f"the objective {cls.__name__} defines own(rngs), which is called own_modules(rngs) now: rename it"
             )
 
+    @classmethod
+    def variant(cls, options: Any) -> type["Objective"]:
+        """Itself, or the subclass for these options."""
+        return cls
+
     def own_modules(self, rngs: nnx.Rngs) -> nnx.Module | None:
         """Its own parameters, and state that no gradient reaches (any other `nnx.Variable`)."""
         return None

@@ -131,14 +131,15 @@ class Networks:
         )
 
     def for_devices(self) -> "Networks":
-        """The same, computing in the types that suit the devices being traced for."""
-        teachers = tuple(
-            dataclasses.replace(teacher, config=choices.with_compute_dtype(teacher.config))
-            for teacher in self.teachers
-        )
-        return dataclasses.replace(
-            self, model_config=choices.with_compute_dtype(self.model_config), teachers=teachers
-        )
+        """The same, computing in the type that suits the devices being traced for: fixed teachers in the model's."""
+        dtype = self.model_config.dtype
+
+        def of_device(config: classifier.ClassifierConfig) -> classifier.ClassifierConfig:
+            return choices.with_compute_dtype(dataclasses.replace(config, dtype=dtype))
+
+        teachers = tuple(dataclasses.replace(t, config=of_device(t.config)) for t in self.teachers)
+        model_config = of_device(self.model_config)
+        return dataclasses.replace(self, model_config=model_config, teachers=teachers)
 
     def at_size(self, image_size: Size, patch: int = 0) -> "Networks":
         """The same for images of another size, in patches of another. The parameters stay as they are; in the program,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +61,11 @@ class Supervised(Objective):
         return {"label": to_targets(batch["label"], self.context.model.num_classes)}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """The cross-entropy of each image, and the metric `accuracy`, of the heaviest target."""
         output = learner.model(batch["image"], deterministic=False, rngs=rngs)
+        return self.of_output(learner, output, (), batch, rngs)
+
+    def of_output(self, learner: Learner, output: Any, layers: tuple, batch: Batch, rngs: nnx.Rngs):
+        """The cross-entropy of each image, and the metric `accuracy`, of the heaviest target."""
         options = self.options
         targets = smoothed(batch["label"], options.label_smoothing)
         accuracy = (output.logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)

@@ -14,28 +14,28 @@ _ROW, _SWATCH, _LETTERS = 18, 12, 12  # pixels of a legend
 _LEAST, _MOST = 180, 360  # of its width
 
 
-def palette(count: int) -> np.ndarray:
-    """(count, 3) uint8: black for the first class, and hues that differ as much as they can for the others."""
-    golden = 0.618034
-    hues = ((i * golden) % 1 for i in range(count - 1))
+def palette(count: int, *, black: bool = True) -> np.ndarray:
+    """(count, 3) uint8: hues that differ as much as they can; `black`: the first class has none."""
+    golden, first = 0.618034, [(0, 0, 0)] if black else []
+    hues = ((i * golden) % 1 for i in range(count - len(first)))
     colors = [colorsys.hsv_to_rgb(h, 0.6 + 0.4 * (i % 2), 0.95) for i, h in enumerate(hues)]
-    return np.round(255 * np.array([(0, 0, 0), *colors])).astype(np.uint8)
+    return np.round(255 * np.array([*first, *colors])).astype(np.uint8)
 
 
-def mask_picture(labels: np.ndarray, count: int) -> Image.Image:
+def mask_picture(labels: np.ndarray, colors: np.ndarray) -> Image.Image:
     """A label map (H, W) uint8 as a PNG keeps it: class numbers, with a palette to look at."""
     picture = Image.fromarray(labels, mode="P")
-    picture.putpalette(palette(count).reshape(-1).tolist())
+    picture.putpalette(colors.reshape(-1).tolist())
     return picture
 
 
-def layer(labels: np.ndarray, count: int, lines: np.ndarray | None = None) -> Image.Image:
+def layer(labels: np.ndarray, colors: np.ndarray, lines: np.ndarray | None = None) -> Image.Image:
     """The classes' colours, to lay over the image: half transparent, and of pixels without a class (255) nothing is
     seen; where `lines` (H, W) bool is true it is white.
     """
-    colors = np.zeros((256, 4), np.uint8)
-    colors[:count, :3], colors[:count, 3] = palette(count), _ALPHA
-    rgba = colors[labels]
+    table, count = np.zeros((256, 4), np.uint8), len(colors)
+    table[:count, :3], table[:count, 3] = colors, _ALPHA
+    rgba = table[labels]
     if lines is not None:
         rgba[lines] = 255
     return Image.fromarray(rgba)

@@ -44,6 +44,7 @@ class Segmented:
       classes: names, in the order of these numbers.
       image: (H, W, C) uint8.
       segments: (H, W) uint16, single things too, see `data.labels.segments`; `None` of a model that does not find any.
+      black: whether the first class is drawn black.
     """
 
     file: str
@@ -51,6 +52,7 @@ class Segmented:
     classes: tuple[str, ...]
     image: np.ndarray = dataclasses.field(repr=False)
     segments: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    black: bool = True
 
     def shares(self) -> dict[str, float]:
         """The share of the pixels of every class that occurs, the largest first."""
@@ -60,21 +62,24 @@ class Segmented:
 
     def mask(self) -> Image.Image:
         """The mask as a PNG keeps it, see `masks.mask_picture`."""
-        return masks.mask_picture(self.labels, len(self.classes))
+        return masks.mask_picture(self.labels, self._colors())
 
     def layer(self) -> Image.Image:
         """The classes' colours to lay over the image, and white borders between segments; see `masks.layer`."""
         lines = None if self.segments is None else segments.borders(self.segments)
-        return masks.layer(self.labels, len(self.classes), lines)
+        return masks.layer(self.labels, self._colors(), lines)
 
     def overlay(self) -> Image.Image:
         """The image with its `layer`, and beside it which colour is which class."""
-        colors, shares = masks.palette(len(self.classes)), self.shares()
+        colors, shares = self._colors(), self.shares()
         rows = [
             (f"{share:.1%}  {name}", tuple(colors[self.classes.index(name)].tolist()))
             for name, share in shares.items()
         ]
         return masks.side_by_side([masks.overlay(self.image, self.layer()), masks.legend(rows)])
+
+    def _colors(self) -> np.ndarray:
+        return masks.palette(len(self.classes), black=self.black)
 
 
 class Segmenter:
@@ -86,7 +91,10 @@ class Segmenter:
       answers: the forward pass, jitted, see `maps.make_answers`.
       things: of each class, whether single ones are found; () for a model that finds none.
       table: what panoptic masks mean; `None` where it was trained with none.
+      black: whether the first class is drawn black.
     """
+
+    black = True
 
     def __init__(self, run: TrainedModel, windows: str | None = None):
         """
@@ -132,7 +140,7 @@ class Segmenter:
         parts = None
         if self.things:
             parts = segments_of(answers[0], labels.shape, self.things, self._options)
-        return Segmented(name, labels, self.classes, image, parts)
+        return Segmented(name, labels, self.classes, image, parts, self.black)
 
 
 def segment(

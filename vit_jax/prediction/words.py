@@ -18,24 +18,32 @@ from vit_jax.evaluation.word_maps import WordMapsOptions
 from vit_jax.objectives import find_objective
 from vit_jax.prediction.maps import Segmenter
 
-_FIELD = "--words"
+_FIELD, _NONE = "--words", "none of these"
 
 
 class WordSegmenter(Segmenter):
     """A model of images and texts, whose classes are words."""
 
-    def __init__(self, run: TrainedModel, words: Sequence[str], windows: str | None = None):
+    def __init__(
+        self,
+        run: TrainedModel,
+        words: Sequence[str],
+        windows: str | None = None,
+        threshold: float | None = None,
+    ):
         """
         Args:
           run: from `loading.load_run`.
           words: names of classes, which the texts are made of that the run is evaluated with, or else CLIP's seven.
           windows: one of `maps.WINDOWS`; by default as the run is evaluated.
+          threshold: the cosine below which a pixel has none of the words, a class before them; -1: there is no such
+            class; by default as the run is evaluated.
 
         Raises:
           ConfigError: the model has no text tower, its patches are not compared with texts, or it is not known how
             images are normalised; or the words are no names.
         """
-        check_words(words)
+        check_words(words, threshold)
         objective = run.config.objective.name
         if not find_objective(run.config.objective)[0].own_judged:
             raise ConfigError(
@@ -48,32 +56,39 @@ class WordSegmenter(Segmenter):
         self._windows, self._grain = windows or options.windows, grain(run.model_config)
         check_windows(self._windows, ())
         self.data, self.classes, self._run = data_of(run), tuple(words), run
+        threshold = options.threshold if threshold is None else threshold
+        self.black = threshold > by_words.ANY
+        if self.black:
+            self.classes = (_NONE, *self.classes)
         mesh = meshes.replica_mesh()
         program = TextProgram(networks, objective)
-        answers = by_words.make_map_answers(networks, self.data)
+        answers = by_words.make_map_answers(networks, self.data, threshold)
         of_classes = by_words.vectors_of_patches(
             program, networks, words, options.templates, run.own.weights, mesh, 8 * mesh.size
         )
         self.answers = functools.partial(jax.jit(answers), of_classes)
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Raises `ConfigError` for words that no map can be made of."""
+def check_words(words: Sequence[str], threshold: float | None = None) -> None:
+    """Raises `ConfigError` for words that no map can be made of; with a `threshold` of one word there can be one."""
     named = [by_words.prompt(word, "{}") for word in words]
-    if len(words) < 2 or not all(named):
+    has_none = threshold is not None and threshold > by_words.ANY
+    if len(words) < 2 - has_none or not all(named):
         raise ConfigError(
             f"{_FIELD} = {','.join(words)!r}: name two words or more, separated by commas, and what else is in images: "
-            f"{_FIELD}=tumour,stroma,background"
+            f"{_FIELD}=tumour,stroma,background; or set --word_threshold, below which pixels have none of the words"
         )
     if twice := [word for i, word in enumerate(named) if word in named[:i]]:
         raise ConfigError(f"{_FIELD}: {twice[0]!r} is there twice")
-    if len(words) > IGNORED:
-        raise ConfigError(f"{_FIELD}: {len(words)} words, and masks have {IGNORED} at most")
+    if len(words) >= IGNORED:
+        raise ConfigError(f"{_FIELD}: {len(words)} words, and masks have {IGNORED - 1} at most")
 
 
 def _options_of(run: TrainedModel) -> WordMapsOptions:
     """How maps are made, by `config.eval.evaluators`."""
     entries = (entry for entry in run.config.eval.evaluators if not isinstance(entry, str))
     options = next((options for name, options in entries if name == "word_maps"), {})
-    known = {name: options[name] for name in ("windows", "templates") if name in options}
+    known = {
+        name: options[name] for name in ("windows", "templates", "threshold") if name in options
+    }
     return WordMapsOptions(**known)

@@ -1,8 +1,9 @@
 """A weighted sum of objectives over one model: images and texts beside the features of other models, or masked patches.
 
-A term is any objective that learns from one view of an image without labels, a guest's too. It brings its parameters,
-its fixed teachers or one moving average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm` share
-one forward pass; each other one sees the images its own way, and has a forward pass of its own.
+A term is any objective that learns from one view of an image, a guest's too. It brings its parameters, its fixed
+teachers or one moving average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm` share one
+forward pass; each other one sees the images its own way, and has a forward pass of its own. If a term learns from
+labels the model has a head and is judged by it.
 
 A term that has not begun costs nothing but that shared pass, unless it has state (running moments): that moves from the
 first step on.
@@ -21,6 +22,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.models import registry
+from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
     Batch,
     FromCheckpoint,
@@ -28,9 +30,11 @@ from vit_jax.objectives.contract import (
     MovingAverage,
     Objective,
     ObjectiveContext,
+    SavedObjective,
 )
 from vit_jax.objectives.image_text.image_text import ImageText, TokenOptions
 from vit_jax.objectives.output_term import OutputTerm, forward
+from vit_jax.objectives.supervised import Supervised
 
 _OPTION = "config.objective.terms"
 
@@ -45,6 +49,14 @@ class SumOptions(TokenOptions):
         "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term "
         "does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'}))",
     )
+
+    @property
+    def loss(self) -> str:
+        """The cross-entropy of the term with labels, by which logits become probabilities."""
+        given = dict(_named(self.terms))
+        known = (name for name in given if name in objectives.OBJECTIVES)
+        labelled = (name for name in known if _kind(name).needs_labels)
+        return given.get(next(labelled, ""), {}).get("loss", "softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +78,10 @@ class Term:
     teachers: slice
 
 
+class SupervisedOutput(Supervised, OutputTerm):
+    """Classification, of the forward pass that it shares."""
+
+
 class Own(nnx.Module):
     """What each term owns, by its name."""
 
@@ -79,7 +95,15 @@ class Sum(Objective):
     Options = SumOptions
     needs_labels = False
     mixes = False
-    own_judged = True
+
+    @classmethod
+    def variant(cls, options: SumOptions) -> type["Sum"]:
+        kinds = [_kind(name) for name, _ in _named(options.terms) if name in objectives.OBJECTIVES]
+        if any(issubclass(kind, ImageText) for kind in kinds):
+            return TextSum
+        if not any(kind.needs_labels for kind in kinds):
+            return cls
+        return MixedSum if all(kind.mixes for kind in kinds) else LabelledSum
 
     def __init__(self, options: SumOptions, context: ObjectiveContext):
         super().__init__(options, context)
@@ -88,8 +112,8 @@ class Sum(Objective):
                 f"objective sum needs terms: set --{_OPTION}=\"(('image_text',{{}}),('masked_patches',{{}}))\""
             )
         terms, teachers = [], 0
-        for entry in options.terms:
-            terms.append(self._term(entry, teachers))
+        for name, given in _named(options.terms):
+            terms.append(self._term(name, given, teachers))
             teachers = terms[-1].teachers.stop
         self.terms, names = tuple(terms), [term.name for term in terms]
         if len(set(names)) < len(names):
@@ -114,16 +138,19 @@ class Sum(Objective):
         layers = (name for term in self.shared for name in term.objective.layers)
         self.layers = tuple(dict.fromkeys(layers))
 
-    def _term(self, entry: Any, first: int) -> Term:
-        """A term, as an entry of the options says; `first` is the number of its first fixed teacher."""
-        name, given = (entry, {}) if isinstance(entry, str) else entry
+    def _term(self, name: str, given: dict[str, Any], first: int) -> Term:
+        """A term, as the options say; `first` is the number of its first fixed teacher."""
         if name not in objectives.OBJECTIVES:
             hint = nearest(name, objectives.OBJECTIVES)
             raise ConfigError(f"{_OPTION}: {name!r} is no objective{hint}")
-        kind, given = objectives.OBJECTIVES[name], dict(given)
-        if kind.needs_labels or kind.needs_views or kind.needs_masks or issubclass(kind, Sum):
+        kind = _kind(name)
+        if kind.needs_views or kind.needs_masks or issubclass(kind, Sum):
             raise ConfigError(
-                f"{_OPTION}: {name} learns from labels, masks or several views of an image, which a sum does not have"
+                f"{_OPTION}: {name} learns from masks or several views of an image, which a sum does not have"
+            )
+        if kind.needs_labels and isinstance(self, TextSum):
+            raise ConfigError(
+                f"{_OPTION}: {name} learns from labels, and image_text from captions, which no data has together"
             )
         weight, start = given.pop("weight", 1.0), given.pop("start", "0 steps")
         if not isinstance(weight, (int, float)) or not weight >= 0:
@@ -155,6 +182,13 @@ class Sum(Objective):
     def own_modules(self, rngs: nnx.Rngs) -> Own:
         made = {term.name: term.objective.own_modules(rngs) for term in self.terms}
         return Own({name: own for name, own in made.items() if own is not None})
+
+    def own_from(
+        self, saved: SavedObjective, like: Weights
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        if issubclass(saved.kind, Sum):
+            saved = dataclasses.replace(saved, kind=Sum)  # of other terms
+        return super().own_from(saved, like)
 
     def teacher(self) -> tuple[FromCheckpoint, ...] | MovingAverage | None:
         if self._average:
@@ -235,6 +269,37 @@ class Sum(Objective):
             return None
         own = learner.teacher[term.teachers]
         return own if isinstance(source, tuple) else own[0]
+
+
+class TextSum(Sum):
+    """Some term compares images with texts."""
+
+    own_judged = True
+    evaluator = ImageText.evaluator
+
+
+class LabelledSum(Sum):
+    """Some term learns from labels."""
+
+    needs_labels = True
+
+
+class MixedSum(LabelledSum):
+    """All terms learn from mixed images too."""
+
+    mixes = True
+
+
+def _named(terms: tuple) -> list[tuple[str, dict[str, Any]]]:
+    """(name, options) of terms; some are a name alone."""
+    pairs = ((entry, {}) if isinstance(entry, str) else entry for entry in terms)
+    return [(name, dict(given)) for name, given in pairs]
+
+
+def _kind(name: str) -> type[Objective]:
+    """The objective of a term."""
+    kind = objectives.OBJECTIVES[name]
+    return SupervisedOutput if kind is Supervised else kind
 
 
 def _has_state(own: nnx.Module | None) -> bool:

@@ -153,7 +153,7 @@ def with_masks(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -
     nothing = np.full(labels.shape[1:], IGNORED, np.uint8)
     sheets = [
         masks.side_by_side(
-            [*(masks.overlay(image, masks.layer(x, len(classes))) for x in layers), legend]
+            [*(masks.overlay(image, masks.layer(x, colors)) for x in layers), legend]
         )
         for image, *layers in zip(images, nothing, *labels, strict=True)
     ]
