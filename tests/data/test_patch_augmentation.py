@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.data.augmentation import augment, color, patches
+from tests.repeats import slow_unless
+from vit_jax.data.augmentation import (
+    augment,
+    color,
+    geometry,
+    patch_layout,
+    patches,
+    randaugment,
+    timm_augment,
+)
 from vit_jax.data.options import Augment
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.embeddings import cut_patches
@@ -57,6 +66,57 @@ def test_colours_of_patches_are_those_of_whole_images():
     assert (
         np.mean(difference > 0.01) < 1e-3 and difference.max() < 2
     )  # means are summed in another order
+
+
+POLICIES = {
+    "timm": {"randaugment_kind": "timm-inc1", "randaugment_magnitude": 9, "randaugment_std": 0.5},
+    "tensorflow": {"randaugment_kind": "tensorflow", "randaugment_magnitude": 25},
+    "autoaugment": {"randaugment_layers": 0, "autoaugment": True},
+}
+
+
+@pytest.mark.parametrize("policy", slow_unless({"tensorflow"}, POLICIES))
+def test_operations_are_those_of_whole_images_in_the_frame_of_each(policy):
+    """With 16 images each operation is applied to one, in each layer; rounding of floats may differ."""
+    config = Augment(**{"randaugment_layers": 2, **POLICIES[policy]})
+    images = np.random.default_rng(5).integers(0, 256, (16, 12, 16, 3), np.uint8)
+    key, mean = jax.random.key(3), (0.485, 0.456, 0.406)
+
+    def changed(function, images):
+        return jax.jit(lambda images: function(images, key, config, mean))(images)
+
+    whole = np.asarray(changed(augment.choose_operations, images), int)
+    native = images_of(changed(patches.choose_operations, padded(images)))
+    assert (whole != images).any((1, 2, 3)).sum() > 8
+    difference = np.abs(np.asarray(native) - whole)
+    assert difference.max() <= 1 and (difference > 0).mean() < 2e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [randaugment, timm_augment])
+def test_images_of_all_grids_are_moved_as_each_alone(kind):
+    """Rotated by way of their columns, where they are higher than wide."""
+    random = np.random.default_rng(7)
+    images = [random.integers(0, 256, (h * SIDE, w * SIDE, 3), np.uint8) for h, w in GRIDS]
+    batch = padded(images)
+    layout = patch_layout.PatchLayout.of(batch.grids, SIDE, TOKENS)
+    strip = patch_layout.strip(batch.patches, SIDE, 3)
+    fill = () if kind is randaugment else (jnp.array((1, 2, 3), jnp.uint8),)
+    shear_y = geometry.with_columns(kind.shear_x)
+    for function, amounts in (
+        (kind.rotate, 130),
+        (kind.shear_x, 0.3),
+        (shear_y, 0.3),
+        (kind.translate_x, 0.5),
+    ):
+        amounts = np.float32(amounts) * random.uniform(-1, 1, len(images)).astype(np.float32)
+        moved = function(strip, amounts, *fill, layout=layout)
+        moved = jnp.where(layout.inside, moved, 0)
+        for i, image in enumerate(images_of(batch.replace(patches=patch_layout.patches_of(moved)))):
+            tall = function is kind.rotate and len(image) > image.shape[1]
+            own = images[i].swapaxes(0, 1) if tall else images[i]
+            alone = function(own[None], amounts[i : i + 1] * (-1 if tall else 1), *fill)[0]
+            np.testing.assert_allclose(image, alone.swapaxes(0, 1) if tall else alone, atol=0.01)
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])

@@ -288,7 +288,7 @@ def test_draws_are_uniform_for_an_image_and_independent_between_layers(monkeypat
     pixel.
     """
     note = {str(i): (lambda images, key, i=i: images * 16 + jnp.uint8(i)) for i in range(16)}
-    monkeypatch.setattr(ra, "operations", lambda magnitude: note)
+    monkeypatch.setattr(ra, "operations", lambda magnitude, layout=None: note)
     blank = jnp.zeros((32, 1, 1, 3), jnp.uint8)
     keys = jax.random.split(jax.random.key(0), 4096)
     notes = np.asarray(jax.jit(jax.vmap(lambda k: ra.randaugment(blank, k, 2, 9.0)))(keys))[

@@ -170,7 +170,7 @@ def notes(monkeypatch):
         )
         for i, name in enumerate(ta.operations(FILL, increasing=True))
     }
-    monkeypatch.setattr(ta, "operations", lambda fill, increasing: dict(fakes))
+    monkeypatch.setattr(ta, "operations", lambda fill, layout=None, *, increasing: dict(fakes))
 
 
 def test_operations_magnitudes_and_whether_are_drawn_as_timm_draws_them(monkeypatch):
@@ -210,7 +210,7 @@ def test_autoaugment_makes_both_of_a_pair_in_order_each_with_its_probability(mon
         )
         for i, name in enumerate(ta.operations(FILL, increasing=False))
     }
-    monkeypatch.setattr(ta, "operations", lambda fill, increasing: dict(order))
+    monkeypatch.setattr(ta, "operations", lambda fill, layout=None, *, increasing: dict(order))
     always = (("Color", 1.0, 4), ("Rotate", 1.0, 9))
     never = (("Color", 0.0, 4), ("Rotate", 0.0, 9))
     often = (("Invert", 0.8, 1), ("Color", 0.25, 5))

@@ -31,7 +31,11 @@ SHAPES = {
     "B/16 at 384 pixels": (577, 12, 64),
     "B/16 at 512 pixels": (1024, 12, 64),
     "B/16 at 768 pixels": (2304, 12, 64),
+    "NaFlexViT of B/16, 1,024 patches": (1028, 12, 64),
+    "NaFlexViT of B/16, 576 patches": (580, 12, 64),
 }
+WITH_LENGTHS = {f"{name}, lengths": shape for name, shape in SHAPES.items() if "NaFlex" in name}
+SHAPES |= WITH_LENGTHS
 
 
 def count(name: str) -> dict[str, int]:
@@ -40,22 +44,24 @@ def count(name: str) -> dict[str, int]:
     width = heads * size
     mesh = meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, target.find(TOPOLOGY).devices[:1])
 
-    def layer(x, kernel, bias):
-        packed = attend.project_and_attend(x, kernel, bias)
+    def layer(x, kernel, bias, lengths):
+        packed = attend.project_and_attend(x, kernel, bias, lengths=lengths)
         if packed is not None:
             return packed
-        return attend.attend(*attend.project(x, kernel, bias, implementation="auto"))
+        projected = attend.project(x, kernel, bias, implementation="auto")
+        return attend.attend(*projected, lengths=lengths)
 
     @jax.jit
-    def forward_and_backward(x, kernel, bias):
-        heads, back = jax.vjp(layer, x, kernel, bias)
+    def forward_and_backward(x, kernel, bias, lengths):
+        heads, back = jax.vjp(lambda *arrays: layer(*arrays, lengths), x, kernel, bias)
         return back(heads)
 
     with jax.set_mesh(mesh):
         x = jax.ShapeDtypeStruct((2, tokens, width), jnp.bfloat16)
         kernel = jax.ShapeDtypeStruct((width, 3, heads, size), jnp.float32)
         bias = jax.ShapeDtypeStruct((3, heads, size), jnp.float32)
-        text = forward_and_backward.lower(x, kernel, bias).compile().as_text()
+        lengths = jax.ShapeDtypeStruct((2,), jnp.int32) if name in WITH_LENGTHS else None
+        text = forward_and_backward.lower(x, kernel, bias, lengths).compile().as_text()
     counted = kernels.count_bundles(kernels.find_kernels(hlo.parse(text)), TOPOLOGY)
     return {
         "backward" if "backward" in name else "forward": bundles

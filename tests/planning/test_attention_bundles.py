@@ -25,3 +25,12 @@ def test_a_schedule_is_as_short_as_the_reviewed_one(name):
     counted = attention_bundles.count(name)
     assert counted.keys() == reviewed[name].keys() == {"forward", "backward"}
     assert all(counted[one] <= SLOWER * bundles for one, bundles in reviewed[name].items())
+
+
+@pytest.mark.parametrize("name", attention_bundles.WITH_LENGTHS)
+def test_key_lengths_cost_at_most_three_percent(name):
+    reviewed = json.loads(attention_bundles.FILE.read_text())
+    with_lengths, without = (
+        sum(reviewed[n].values()) for n in (name, name.removesuffix(", lengths"))
+    )
+    assert with_lengths <= 1.03 * without

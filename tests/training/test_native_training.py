@@ -236,7 +236,7 @@ def test_the_step_of_square_images_is_the_ordinary_one():
     ("changes", "message"),
     [
         ({"augment.blur": 0.2}, "config.augment.blur = 0.2 changes whole images"),
-        ({"augment.randaugment_layers": 2}, "randaugment_layers = 2 changes whole images"),
+        ({"augment.three_augment": True}, "three_augment = True changes whole images"),
         ({"data.train_crop": "pad"}, "config.data.train_crop = 'pad' cuts images of one size"),
         ({"data.native_tokens": 3}, "less than a row of patches .* 4: set it to about 16"),
         ({"data.native_lengths": (16, 2)}, "native_lengths: 2 is less than a row"),

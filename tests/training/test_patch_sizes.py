@@ -185,3 +185,15 @@ def test_images_of_a_user_are_seen_in_any_patches_too(run):
     np.testing.assert_array_equal(sized["position"], stored["position"])  # both of 4 x 4
     with pytest.raises(ConfigError, match="patches of 7"):
         load_for_images(run[0], [("model.patch", "7")], "predict")
+
+
+@pytest.mark.slow
+def test_the_distance_to_the_teacher_is_reported_by_size(run, tmp_path):
+    """A student that does not learn is its teacher in patches of the teacher's size, and another in larger ones."""
+    config = run[1].copy_and_resolve_references()
+    config.objective.update(dict(name="distill", kind="soft", alpha=1.0, teacher=str(run[0])))
+    config.init_from, config.init_reset = str(run[0]), ()
+    config.optim.lr, config.duration = 0.0, "1 step"
+    result = vit_jax.train(config, tmp_path)
+    apart = {size: result[f"patch_sizes/{size}/teacher_kl"] for size in (8, 16)}
+    assert abs(apart[8]) < 1e-6 and apart[16] > 1e-4

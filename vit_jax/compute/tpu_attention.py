@@ -28,9 +28,9 @@ import jax.numpy as jnp
 
 from vit_jax.compute import partitioning, recompute
 from vit_jax.compute.tpu_attention_grid import HEAD_SIZES, LANES, TOKENS, Grid, program_shape
+from vit_jax.compute.tpu_attention_mask import Mask
 
 LOG2_E = math.log2(math.e)
-HIDDEN = -1e30  # a logit whose exponential is 0
 
 
 def fits(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
@@ -159,11 +159,12 @@ def _backward_call(has_lengths, size, *arrays):
 
 def _forward_kernel(length, q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
     tiles = {}
-    mask = _mask(length, len(k_ref))
+    mask = Mask.of(length, k_ref)
 
     def logits(head):
         lanes = head.lanes
-        return mask(_product(k_ref[:, lanes], head.only(q_ref[:, lanes]), 1, 1) * _scale(size))
+        keys, queries = mask.keys(head, k_ref[:, lanes]), mask.queries(head, q_ref[:, lanes])
+        return mask.logits(head, _product(keys, queries, 1, 1) * _scale(size))
 
     def softmax(head, logits):
         largest = logits.max(0, keepdims=True)
@@ -185,18 +186,19 @@ def _forward_kernel(length, q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size
 
 def _backward_kernel(length, q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *results, size):
     tiles = {}
-    mask = _mask(length, len(k_ref))
+    mask = Mask.of(length, k_ref)
     real = _rows_of_tokens(q_ref, k_ref)
 
     def products(head):
         lanes = head.lanes
-        q, dout = head.only(real(q_ref[:, lanes])), head.only(real(dout_ref[:, lanes]))
+        q, dout = real(q_ref[:, lanes]), head.only(real(dout_ref[:, lanes]))
         if head.is_first:
             out = real(out_ref[:, lanes]).astype(jnp.float32)
             terms = out * real(dout_ref[:, lanes]).astype(jnp.float32)
             tiles[head.tile] = k_ref[:, lanes].T, terms.T, [], [], []
-        logits = mask(_product(k_ref[:, lanes], q, 1, 1) * _scale(size))
-        return q, dout, logits, _product(v_ref[:, lanes], dout, 1, 1)
+        keys, queries = mask.keys(head, k_ref[:, lanes]), mask.queries(head, q)
+        logits = mask.logits(head, _product(keys, queries, 1, 1) * _scale(size))
+        return head.only(q), dout, logits, _product(v_ref[:, lanes], dout, 1, 1)
 
     def softmax(head, products):
         q, dout, logits, dp = products
@@ -216,15 +218,6 @@ def _backward_kernel(length, q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_r
 
     with _store(results, q_ref.shape[1]) as store:
         _pipeline(_heads(q_ref, size), products, softmax, gradients)
-
-
-def _mask(length, tokens):
-    """A function of logits (keys, queries) after which keys from `length` on have weight 0."""
-    if length is None:
-        return lambda logits: logits
-    key = jax.lax.broadcasted_iota(jnp.int32, (tokens, 1), 0)
-    added = jnp.where(key < length, 0.0, HIDDEN)
-    return lambda logits: logits + added
 
 
 def _rows_of_tokens(q_ref, k_ref):
@@ -325,14 +318,19 @@ class _Head:
     def is_last(self) -> bool:
         return self.index == self.tile[-1]
 
-    def only(self, x: jax.Array) -> jax.Array:
-        """x (N, lanes of the tile) with zeros in place of the other heads: a product over the whole
-        tile costs as much as over one head, and nothing is shifted.
+    @property
+    def free_lane(self) -> int:
+        """Of the tile, one of another head's."""
+        return self.size if self.is_first else 0
+
+    def only(self, x: jax.Array, others: jax.Array | float = 0.0) -> jax.Array:
+        """x (N, lanes of the tile) with zeros, or `others`, in place of the other heads: a product over the
+        whole tile costs as much as over one head, and nothing is shifted.
         """
         if len(self.tile) == 1:
             return x
         owner = self.tile.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) // self.size
-        return jnp.where(owner == self.index, x, jnp.zeros_like(x))
+        return jnp.where(owner == self.index, x, jnp.asarray(others, x.dtype))
 
 
 def _heads(ref, size):

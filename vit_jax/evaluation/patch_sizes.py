@@ -4,18 +4,24 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data import loader, patch_sizes
+from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.evaluation.accuracy import SUMMED, Accuracy, no_sums
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOptions, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry, resized
+from vit_jax.objectives.contract import FromCheckpoint
+from vit_jax.objectives.distill import divergence
+from vit_jax.objectives.networks import fixed_teacher
+from vit_jax.objectives.supervised import to_targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +32,9 @@ class PatchSizesOptions(EvaluatorOptions):
 
 
 class PatchSizes(Accuracy):
-    """`SIZE/accuracy`, `SIZE/top5_accuracy` and `SIZE/loss` for each patch size, and the number of `examples`. Images
-    are read once. Kernel and positions are resized as in training, see `models.resized`.
+    """`SIZE/accuracy`, `SIZE/top5_accuracy` and `SIZE/loss` for each patch size, and the number of `examples`. While a
+    model learns from a fixed teacher's logits, `SIZE/teacher_kl` too: KL(teacher ‖ model) in nats. Images are read
+    once. Kernel and positions are resized as in training, see `models.resized`.
     """
 
     Options = PatchSizesOptions
@@ -49,6 +56,8 @@ class PatchSizes(Accuracy):
         self.sizes = tuple(patch_sizes.find_sizes(wanted))
         self.targets = [self._target(size, data) for size in self.sizes]
         self._steps = None
+        source = context.networks and context.networks.objective.teacher()
+        self._taught = isinstance(source, FromCheckpoint) and source.gives == "logits"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -58,11 +67,14 @@ class PatchSizes(Accuracy):
             jax.jit(functools.partial(self._sums, target), out_shardings=whole)
             for target in self.targets
         ]
-        sums = [no_sums(mesh) for _ in self.sizes]
+        teacher = trained.state.frozen_teachers[0] if self._taught else None
+        zero = no_sums(mesh)
+        zero |= {"teacher_kl": zero["loss"]} if self._taught else {}
+        sums = [zero for _ in self.sizes]
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
             for batch in watch(batches):
                 sums = [
-                    step(trained.weights, batch, sums_of_size)
+                    step(trained.weights, teacher, batch, sums_of_size)
                     for step, sums_of_size in zip(self._steps, sums, strict=True)
                 ]
         metrics = {}
@@ -73,6 +85,7 @@ class PatchSizes(Accuracy):
 
     def metrics(self) -> tuple[str, ...]:
         names = [name for name in SUMMED if name != "examples"]
+        names += ["teacher_kl"] if self._taught else []
         return (*(f"{size}/{name}" for size in self.sizes for name in names), "examples")
 
     def _target(self, size: int, data: Data):
@@ -82,7 +95,14 @@ class PatchSizes(Accuracy):
         resized.check_resized(model, target, resized.SCHEDULED)
         return target
 
-    def _sums(self, target, weights: registry.Weights, batch: dict, sums: dict) -> dict:
+    def _sums(
+        self,
+        target,
+        weights: registry.Weights,
+        teacher: registry.Weights | None,
+        batch: dict,
+        sums: dict,
+    ) -> dict:
         """`sums` with those of a batch, by the model with the patches of `target`."""
         context = self.context
         model = nnx.merge(context.definition, *weights)
@@ -91,4 +111,14 @@ class PatchSizes(Accuracy):
             resized.spread_sines(model, context.model_config)
         definition, fitted = registry.split(model)
         forward = make_forward(definition, target, self.config.data)
-        return self._added(forward(fitted, batch["image"]).logits, batch, sums)
+        logits = forward(fitted, batch["image"]).logits
+        added = self._added(logits, batch, sums)
+        if teacher is not None:
+            networks, data = context.networks.for_devices(), self.config.data
+            taught = fixed_teacher(networks.teachers[0], teacher).logits(
+                augment.prepared(batch["image"], data, networks.model_config.dtype)
+            )
+            labelled = to_targets(batch["label"], logits.shape[-1]).sum(-1) > 0
+            apart = jnp.sum(divergence(taught, logits) * batch["mask"] * labelled)
+            added["teacher_kl"] = sums["teacher_kl"] + apart
+        return added

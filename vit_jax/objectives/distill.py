@@ -97,5 +97,10 @@ class Distill(Objective):
             decision = jax.nn.one_hot(taught.argmax(-1), taught.shape[-1], dtype=jnp.float32)
             return cross_entropy(logits, decision, "softmax")
         heat = self.options.temperature
-        teacher, student = jax.nn.log_softmax(taught / heat), jax.nn.log_softmax(logits / heat)
-        return heat**2 * jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)
+        return heat**2 * divergence(taught / heat, logits / heat)
+
+
+def divergence(taught: jax.Array, logits: jax.Array) -> jax.Array:
+    """KL(teacher ‖ student) in nats of logits (…, B, classes): (…, B)."""
+    teacher, student = jax.nn.log_softmax(taught), jax.nn.log_softmax(logits)
+    return jnp.sum(jnp.exp(teacher) * (teacher - student), axis=-1)

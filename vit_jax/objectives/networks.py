@@ -236,7 +236,7 @@ class Networks:
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None
         if frozen_teachers:
-            teacher = tuple(map(_fixed, self.teachers, frozen_teachers))
+            teacher = tuple(map(fixed_teacher, self.teachers, frozen_teachers))
             if not isinstance(self.objective.teacher(), tuple):
                 (teacher,) = teacher
         elif average is not None:
@@ -265,7 +265,8 @@ class Networks:
         return {owner: tree for owner, tree in by_owner.items() if tree}
 
 
-def _fixed(teacher: FixedTeacher, weights: Weights) -> Teacher:
+def fixed_teacher(teacher: FixedTeacher, weights: Weights) -> Teacher:
+    """A fixed teacher with its weights."""
     definition = registry.abstract(teacher.config)[0]
     return Teacher(nnx.merge(definition, *weights), **teacher.describe)
 

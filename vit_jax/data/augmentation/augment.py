@@ -1,10 +1,9 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
 Lives here: the order of augmentation, flip, normalisation, random erasing, mixup and cutmix. Changes of
-colours are in `color.py`, RandAugment in `randaugment.py` and `timm_augment.py`, which has AutoAugment
-too, 3-Augment in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`.
-Everything is a pure function of its arguments, works on the whole batch, and gives the same result
-however the batch is sharded.
+colours are in `color.py`, RandAugment in `randaugment.py` and `timm_augment.py`, which has AutoAugment too, 3-Augment
+in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`. Everything is a pure function
+of its arguments, works on the whole batch, and gives the same result however the batch is sharded.
 """
 
 import dataclasses
@@ -39,8 +38,8 @@ POLICIES = LazyTable(
 
 
 def check_augmentation(config: Augment, channels: int) -> None:
-    """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
-    images with this number of channels.
+    """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit images with this
+    number of channels.
     """
     for name in (*color.FIELDS, "randaugment_layers", "autoaugment", "three_augment"):
         if getattr(config, name) and channels != 3:
@@ -68,8 +67,8 @@ def check_augmentation(config: Augment, channels: int) -> None:
 def check_normalization(
     config_data: "Data | Preprocessing | ConfigDict", source: epath.PathLike
 ) -> None:
-    """Raises `ConfigError` if the section `config.data` leaves mean or std to `source`, a checkpoint
-    that does not say them.
+    """Raises `ConfigError` if the section `config.data` leaves mean or std to `source`, a checkpoint that does not
+    say them.
     """
     if not (config_data.mean and config_data.std):
         raise ConfigError(
@@ -81,8 +80,8 @@ def check_normalization(
 
 
 def with_channels(config_data: Data) -> Data:
-    """The section `config.data` with a `mean` and a `std` for each channel: one number stands for all
-    channels, and so do the defaults.
+    """The section `config.data` with a `mean` and a `std` for each channel: one number stands for all channels, and
+    so do the defaults.
 
     Raises:
       ConfigError: there are several, but not one for each channel.
@@ -116,8 +115,8 @@ def augment(
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
-    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`: on pixels
-       in [0, 255];
+    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`: on
+       pixels in [0, 255];
     4. normalisation;
     5. random erasing, whose noise is standard normal and so belongs after normalisation;
     6. mixup or cutmix, which mix finished examples.
@@ -125,8 +124,7 @@ def augment(
     Args:
       images: (B, H, W, C) uint8.
       targets: a tree of float32 (B, …), such as one-hot or multi-hot labels (B, K).
-      key: random key; each operation has a sub-key, so switching one off leaves the draws of the
-        others as they are.
+      key: random key; each operation has a sub-key, so switching one off leaves the draws of the others as they are.
       config: the section `config.augment`; its fields are explained in `vit_jax.config.Augment`.
       mean, std: (C,), of pixels in [0, 1].
       dtype: of the images returned; all arithmetic is float32.
@@ -141,23 +139,7 @@ def augment(
     flip_key, randaugment_key, color_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
         images = flip(images, flip_key)
-    fill = tuple(min(255, round(255 * m)) for m in mean)  # as timm; others fill with 128
-    if config.randaugment_layers:
-        strength = config.randaugment_layers, config.randaugment_magnitude
-        if config.randaugment_kind == "tensorflow":
-            images = POLICIES["randaugment"](images, randaugment_key, *strength)
-        else:
-            images = POLICIES["timm_randaugment"](
-                images,
-                randaugment_key,
-                *strength,
-                std=config.randaugment_std,
-                increasing=config.randaugment_kind == "timm-inc1",
-                fill=fill,
-            )
-    if config.autoaugment:
-        key = jax.random.fold_in(randaugment_key, 1)
-        images = POLICIES["autoaugment"](images, key, fill=fill)
+    images = choose_operations(images, randaugment_key, config, mean)
     if config.three_augment:
         images = POLICIES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
     images = color.change_colors(images, color_key, config)
@@ -175,6 +157,25 @@ def augment(
         own = own_share(mix_key, images.shape[1:3], config.mixup, config.cutmix, config.mix_switch)
         images, targets = mix(images, targets, own)
     return images.astype(dtype), targets
+
+
+def choose_operations(
+    images: jax.Array, key: jax.Array, config: Augment, mean: Sequence[float], **layout: Any
+) -> jax.Array:
+    """RandAugment and AutoAugment, as `config` says; `layout`: of images that are not whole."""
+    fill = tuple(min(255, round(255 * m)) for m in mean)  # as timm; others fill with 128
+    if config.randaugment_layers:
+        strength = config.randaugment_layers, config.randaugment_magnitude
+        if config.randaugment_kind == "tensorflow":
+            images = POLICIES["randaugment"](images, key, *strength, **layout)
+        else:
+            kind = {"std": config.randaugment_std, "fill": fill}
+            kind["increasing"] = config.randaugment_kind == "timm-inc1"
+            images = POLICIES["timm_randaugment"](images, key, *strength, **kind, **layout)
+    if config.autoaugment:
+        key = jax.random.fold_in(key, 1)
+        images = POLICIES["autoaugment"](images, key, fill=fill, **layout)
+    return images
 
 
 def moved(maps: Any, key: jax.Array, config: Augment) -> Any:
@@ -214,8 +215,8 @@ def normalize(
 
 
 def prepared(images: jax.Array, config_data: Data, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Images as evaluation gives them to a model: normalised, and permuted if the section
-    `config.data` says so. Arguments as for `normalize`.
+    """Images as evaluation gives them to a model: normalised, and permuted if the section `config.data` says so.
+    Arguments as for `normalize`.
     """
     images = normalize(images, config_data.mean, config_data.std, dtype)
     return permuted(images, config_data)
@@ -247,16 +248,15 @@ def erase(
 ) -> jax.Array:
     """Replaces a random box of each image, each image with the given probability.
 
-    Random Erasing (arXiv:1708.04896) as timm does it, with one box: sizes are drawn again, up to 10
-    times, until the box is smaller than the image both ways; an image for which none fits stays
-    whole.
+    Random Erasing (arXiv:1708.04896) as timm does it, with one box: sizes are drawn again, up to 10 times, until the
+    box is smaller than the image both ways; an image for which none fits stays whole.
 
     Args:
       images: (B, H, W, C) float, normalised.
       key: random key.
       probability: in [0, 1].
-      mode: what the box is filled with: 'pixel', standard normal noise; 'rand', one standard normal
-        value for each channel; 'const', 0, which is the mean colour.
+      mode: what the box is filled with: 'pixel', standard normal noise; 'rand', one standard normal value for each
+        channel; 'const', 0, which is the mean colour.
       area: least and largest share of the image that a box covers, uniform between them.
       aspect: height / width of the box is log-uniform between this and its inverse.
     """
@@ -302,13 +302,12 @@ def draw_boxes(
 def own_share(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, switch: float
 ) -> jax.Array:
-    """How much of its own value each pixel keeps when the images of a batch are mixed; drawn once
-    for the batch.
+    """How much of its own value each pixel keeps when the images of a batch are mixed; drawn once for the batch.
 
-    mixup (arXiv:1710.09412, as in big_vision): a everywhere, with a ~ Beta(p, p), then the larger
-    of a and 1 - a. cutmix (arXiv:1905.04899): 0 in a box, 1 outside. The box has the sides of the
-    image times sqrt(1 - a), with a ~ Beta(p, p), rounded down to even numbers (timm 1.0.31 keeps
-    odd ones), and a centre that is uniform over the pixels; it is cut off at the border.
+    mixup (arXiv:1710.09412, as in big_vision): a everywhere, with a ~ Beta(p, p), then the larger of a and 1 - a.
+    cutmix (arXiv:1905.04899): 0 in a box, 1 outside. The box has the sides of the image times sqrt(1 - a), with a ~
+    Beta(p, p), rounded down to even numbers (timm 1.0.31 keeps odd ones), and a centre that is uniform over the
+    pixels; it is cut off at the border.
 
     Args:
       key: random key.
@@ -336,8 +335,7 @@ def own_share(
 
 
 def mix(images: jax.Array, targets: Any, own: jax.Array) -> tuple[jax.Array, Any]:
-    """Mixes every example with the previous one (the first with the last), targets by as much as
-    pixels.
+    """Mixes every example with the previous one (the first with the last), targets by as much as pixels.
 
     Args:
       images: (B, H, W, C) float.
@@ -353,9 +351,7 @@ def mix(images: jax.Array, targets: Any, own: jax.Array) -> tuple[jax.Array, Any
 
 
 def _box(size: tuple[int, int], top, bottom, left, right) -> jax.Array:
-    """(B, H, W) bool: true in the box of each of the B bounds; bounds outside the image are cut
-    off.
-    """
+    """(B, H, W) bool: true in the box of each of the B bounds; bounds outside the image are cut off."""
     y, x = jnp.arange(size[0]), jnp.arange(size[1])
     rows = (y >= top[:, None]) & (y < bottom[:, None])
     columns = (x >= left[:, None]) & (x < right[:, None])

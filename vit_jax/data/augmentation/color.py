@@ -1,11 +1,11 @@
-"""Changes of colours, all in one list: DeiT's colour jitter, of all images; and what DINO and its relatives do
-to some of them: jitter, grey, blur, solarise (dinov2/data/augmentations.py).
+"""Changes of colours, all in one list: DeiT's colour jitter, of all images; and what DINO and its relatives do to
+some of them: jitter, grey, blur, solarise (dinov2/data/augmentations.py).
 
-Another change of colours is a function here, a line in `CHANGES`, and its option in `config.augment`.
-Policies that choose among operations (3-Augment, AutoAugment, RandAugment) have files of their own.
+Another change of colours is a function here, a line in `CHANGES`, and its option in `config.augment`. Policies that
+choose among operations (3-Augment, AutoAugment, RandAugment) have files of their own.
 
-torchvision draws the order of the jitter's four changes; here it is always brightness, contrast,
-saturation, hue. Its blur has nine taps and mirrors the border; this one is a wider Gaussian.
+torchvision draws the order of the jitter's four changes; here it is always brightness, contrast, saturation, hue. Its
+blur has nine taps and mirrors the border; this one is a wider Gaussian.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ FIELDS = ("color_jitter", *CHANGES)  # of `config.augment`, which change colours
 def change_colors(
     images: jax.Array, key: jax.Array, config: Augment, inside: jax.Array | None = None
 ) -> jax.Array:
-    """Makes the changes of colours that `config` asks for: `color_jitter` of all images, then each of `CHANGES`
-    of as many as its probability says.
+    """Makes the changes of colours that `config` asks for: `color_jitter` of all images, then each of `CHANGES` of as
+    many as its probability says.
 
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
@@ -88,13 +88,13 @@ def jitter(images: jax.Array, factors: jax.Array, inside: jax.Array | None = Non
     """Changes brightness, contrast, saturation and perhaps hue of each image, in this order, as torchvision's
     functions do.
 
-    Brightness blends with black, contrast with the image's mean grey, saturation with each pixel's grey;
-    values are clipped after each.
+    Brightness blends with black, contrast with the image's mean grey, saturation with each pixel's grey; values are
+    clipped after each.
 
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
-      factors: (3 or 4, B, 1, 1, 1): of brightness, contrast and saturation, 1 leaves an image as it is; by
-        how much of the circle the hue is turned in HSV.
+      factors: (3 or 4, B, 1, 1, 1): of brightness, contrast and saturation, 1 leaves an image as it is; by how much
+        of the circle the hue is turned in HSV.
       inside: (B, H, W, 1) bool, the pixels of images that fill but a part of the array, for their mean grey.
 
     Returns:
@@ -112,8 +112,8 @@ def jitter(images: jax.Array, factors: jax.Array, inside: jax.Array | None = Non
 
 
 def turned(images: jax.Array, turn: jax.Array) -> jax.Array:
-    """Images (B, H, W, 3) with their hue turned by a share of the circle, (B, 1, 1, 1); value and saturation
-    of HSV stay.
+    """Images (B, H, W, 3) with their hue turned by a share of the circle, (B, 1, 1, 1); value and saturation of HSV
+    stay.
     """
     red, green, blue = jnp.split(images, 3, axis=-1)
     value, least = images.max(-1, keepdims=True), images.min(-1, keepdims=True)
@@ -131,17 +131,15 @@ def turned(images: jax.Array, turn: jax.Array) -> jax.Array:
 
 
 def grey(images: jax.Array) -> jax.Array:
-    """(B, H, W, 3) uint8 -> (B, H, W, 1) uint8: luma to the nearest level, as Pillow's mode L, bit by
-    bit.
-    """
+    """(B, H, W, 3) uint8 -> (B, H, W, 1) uint8: luma to the nearest level, as Pillow's mode L, bit by bit."""
     weights = jnp.array((19595, 38470, 7471), jnp.int32)  # BT.601 times 2^16
     luma = jnp.sum(images.astype(jnp.int32) * weights, -1, keepdims=True)
     return ((luma + 2**15) >> 16).astype(jnp.uint8)
 
 
 def gaussian_blur(images: jax.Array, sigma: jax.Array) -> jax.Array:
-    """Blurs each image (B, H, W, C) uint8 with its standard deviation `sigma` (B,), at most 2
-    pixels; the border continues outwards.
+    """Blurs each image (B, H, W, C) uint8 with its standard deviation `sigma` (B,), at most 2 pixels; the border
+    continues outwards.
 
     Pillow's, which DeiT III uses, comes near a Gaussian by three box blurs; this is the Gaussian.
     """

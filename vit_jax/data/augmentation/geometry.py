@@ -7,92 +7,127 @@ operations that use this, and their strengths, are in `randaugment.py` and `timm
 
 from collections.abc import Callable
 
+import flax
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-# (images, offset, fill) -> images: `nearest` or `cubic`.
-Move = Callable[[jax.Array, jax.Array, "jax.Array | int"], jax.Array]
+# (images, offset, fill, layout) -> images: `nearest` or `timm_augment.cubic`.
+Move = Callable[..., jax.Array]
+Fill = jax.Array | int
 
 
-def nearest(images: jax.Array, offset: jax.Array, fill: jax.Array | int) -> jax.Array:
-    """Pixel (y, x) of the result is the image's at (y, x + offset[y]), rounded to the nearest
-    pixel, halves up.
+@flax.struct.dataclass
+class WholeImages:
+    """Where pixels are in images (B, H, W, C), and what depends on it.
+
+    `patch_layout.PatchLayout` is another such layout, and explains the methods.
+    """
+
+    inside = None  # which pixels count, (B, 1, W, 1); here all
+
+    def sides(self, images):
+        return images.shape[1:3]
+
+    def places(self, images):
+        return jnp.arange(images.shape[1])[:, None], jnp.arange(images.shape[2])
+
+    def transposed(self, images):
+        return images.swapaxes(1, 2), self
+
+    def turn_rows(self, images, amount):
+        return _turn_rows(images, amount)
+
+    def cubic_taps(self, images, whole, weights):
+        # Two more pixels either side, so that the four a place needs are there without wrapping.
+        padded = jnp.pad(images, ((0, 0), (0, 0), (2, 2), (0, 0)), mode="edge")
+        turned = _turn_rows(padded, whole.astype(jnp.int32) + 1).astype(jnp.float32)
+        return sum(w * turned[:, :, tap : tap + images.shape[2]] for tap, w in enumerate(weights))
+
+    def box_sums(self, values):
+        across = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
+        inner = across[:, :-2] + across[:, 1:-1] + across[:, 2:]
+        return jnp.pad(inner, ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+    def rotate(self, images, degrees, fill, move):
+        return rotate(images, degrees, fill, move, self)
+
+    def half_turned(self, images):
+        return images[:, ::-1, ::-1]
+
+    def widened(self, images, fill):
+        batch, height, _, channels = images.shape
+        room = (batch, height, height // 2 + 1, channels)  # tan(45°) of half the height
+        room = jnp.broadcast_to(jnp.asarray(fill, images.dtype), room)
+        return jnp.concatenate([room, images, room], axis=2), self
+
+    def narrowed(self, canvas):
+        room = canvas.shape[1] // 2 + 1
+        return canvas[:, :, room:-room]
+
+
+WHOLE = WholeImages()
+
+
+def nearest(images: jax.Array, offset: jax.Array, fill: Fill, layout=WHOLE) -> jax.Array:
+    """Pixel (y, x) of the result is the image's at (y, x + offset), rounded to the nearest pixel, halves up.
 
     Args:
       images: (B, H, W, C) of any type.
-      offset: (B, H), or (B, 1) for all rows alike, float32, in pixels.
+      offset: float32, of each row, in pixels: (B, H, 1), (B, 1, 1), or (B, H, W) equal along a row.
       fill: one number, or (C,): what is left where there is no image.
+      layout: where pixels are.
     """
     offset = jnp.floor(offset + 0.5).astype(jnp.int32)
-    source = jnp.arange(images.shape[2]) + offset[..., None]
-    inside = (source >= 0) & (source < images.shape[2])
-    return jnp.where(inside[..., None], _turn_rows(images, offset), jnp.asarray(fill, images.dtype))
+    source = layout.places(images)[1] + offset
+    inside = (source >= 0) & (source < layout.sides(images)[1])
+    moved = layout.turn_rows(images, offset)
+    return jnp.where(inside[..., None], moved, jnp.asarray(fill, images.dtype))
 
 
-def cubic(images: jax.Array, offset: jax.Array, fill: jax.Array | int) -> jax.Array:
-    """As `nearest`, but between pixels a cubic convolution with a = -1, which is Pillow's BICUBIC
-    of affine transforms.
+def with_columns(function: Callable) -> Callable:
+    """A function of images and more, the last of it the layout, with columns in place of rows."""
 
-    Beyond the border the outermost pixel continues for half a pixel; then comes `fill`.
+    def apply(images, *args, layout=WHOLE):
+        turned, other = layout.transposed(images)
+        return other.transposed(function(turned, *args, layout=other))[0]
 
-    Returns:
-      (B, H, W, C) float32, neither rounded nor clipped.
-    """
-    width = images.shape[2]
-    whole = jnp.floor(offset)
-    d = (offset - whole)[..., None, None]
-    # Two more pixels either side, so that the four a place needs are there without wrapping.
-    padded = jnp.pad(images, ((0, 0), (0, 0), (2, 2), (0, 0)), mode="edge")
-    turned = _turn_rows(padded, whole.astype(jnp.int32) + 1).astype(jnp.float32)
-    weights = (-d + 2 * d**2 - d**3, 1 - 2 * d**2 + d**3, d + d**2 - d**3, -(d**2) + d**3)
-    values = sum(w * turned[:, :, tap : tap + width] for tap, w in enumerate(weights))
-    source = jnp.arange(width) + offset[..., None]
-    inside = (source >= -0.5) & (source < width - 0.5)
-    return jnp.where(inside[..., None], values, jnp.asarray(fill, jnp.float32))
+    return apply
 
 
-def move_columns(images: jax.Array, offset: jax.Array, fill: jax.Array | int, move: Move):
-    """`move` with columns in place of rows: (B, W) or (B, 1) offsets."""
-    return move(images.swapaxes(1, 2), offset, fill).swapaxes(1, 2)
-
-
-def rotate(images: jax.Array, degrees: jax.Array, fill: jax.Array | int, move: Move) -> jax.Array:
+def rotate(
+    images: jax.Array, degrees: jax.Array, fill: Fill, move: Move, layout=WHOLE
+) -> jax.Array:
     """Turns each image (B, H, W, C) about its centre, counter-clockwise, by its `degrees` (B,).
 
-    By three shears, along rows, columns and rows (Paeth, "A fast algorithm for general raster
-    rotation", 1986), on a canvas wide enough that nothing is lost between them. With `nearest` no
-    pixel within is lost or doubled, and each comes from at most one pixel beside where it should in
-    x and in y.
+    By three shears, along rows, columns and rows (Paeth, "A fast algorithm for general raster rotation", 1986), on a
+    canvas wide enough that nothing is lost between them. With `nearest` no pixel within is lost or doubled, and each
+    comes from at most one pixel beside where it should in x and in y.
     """
-    batch, height, width, channels = images.shape
     half_turns = jnp.round(degrees / 180)
     odd = half_turns % 2 == 1
-    images = jnp.where(odd[:, None, None, None], images[:, ::-1, ::-1], images)
-    angle = jnp.radians(degrees - 180 * half_turns)[:, None]  # in [-90, 90] degrees
-    along_rows, along_columns = -jnp.tan(angle / 2), jnp.sin(angle)
+    images = jnp.where(odd[:, None, None, None], layout.half_turned(images), images)
+    angle = jnp.radians(degrees - 180 * half_turns)[:, None, None]  # in [-90, 90] degrees
 
-    room = height // 2 + 1  # tan(45°) of half the height
-    border = jnp.broadcast_to(jnp.asarray(fill, images.dtype), (batch, height, room, channels))
-    y = jnp.arange(height) - (height - 1) / 2
-    x = jnp.arange(width + 2 * room) - (width + 2 * room - 1) / 2
-    canvas = jnp.concatenate([border, images, border], axis=2)
-    canvas = move(canvas, along_rows * y, fill)
-    canvas = move_columns(canvas, along_columns * x, fill, move)
-    return move(canvas, along_rows * y, fill)[:, :, room:-room]
+    def sheared(images, slope, layout):
+        y = layout.places(images)[0] - (layout.sides(images)[0] - 1) / 2
+        return move(images, slope * y, fill, layout=layout)
+
+    canvas, wide = layout.widened(images, fill)
+    canvas = sheared(canvas, -jnp.tan(angle / 2), layout=wide)
+    canvas = with_columns(sheared)(canvas, jnp.sin(angle), layout=wide)
+    return layout.narrowed(sheared(canvas, -jnp.tan(angle / 2), layout=wide))
 
 
 def _turn_rows(images: jax.Array, amount: jax.Array) -> jax.Array:
-    """Pixel (y, x) of the result is pixel (y, (x + amount[y]) mod W); `amount`: (B, H) or (B, 1)
-    int32.
-    """
+    """Pixel (y, x) of the result is pixel (y, (x + amount) mod W); `amount`: (B, H, 1) or (B, 1, 1) int32."""
     width = images.shape[2]
     amount = amount % width
 
     def turn(bit, images):
         twice = jnp.concatenate([images, images], axis=2)
         turned = lax.dynamic_slice_in_dim(twice, 1 << bit, width, axis=2)
-        return jnp.where(((amount >> bit) & 1 == 1)[..., None, None], turned, images)
+        return jnp.where(((amount >> bit) & 1 == 1)[..., None], turned, images)
 
     # A loop, because XLA would fuse the selections and compute each again for every later one.
     return lax.fori_loop(0, (width - 1).bit_length(), turn, images)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation import augment, color
+from vit_jax.data.augmentation import augment, color, patch_layout
 from vit_jax.data.options import Augment
 from vit_jax.models import native_sizes
 from vit_jax.models.contract import PatchBatch
 
-_SWITCHES = ("blur", "randaugment_layers", "autoaugment", "three_augment")
+_SWITCHES = ("blur", "three_augment")
 _GROUP = 32  # images among which partners are found
 _WINDOW = 4  # neighbours by aspect that are shuffled
 
@@ -44,8 +44,8 @@ def augment_patches(
     std: Sequence[float],
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> tuple[PatchBatch, Any]:
-    """Augments and normalises images, in the order and with the keys of `augment.augment`: flips, changes of colours,
-    normalisation, erasing, mixing.
+    """Augments and normalises images, in the order and with the keys of `augment.augment`: flips, RandAugment and
+    AutoAugment, changes of colours, normalisation, erasing, mixing.
 
     Args:
       images: patches uint8.
@@ -55,9 +55,11 @@ def augment_patches(
       channels: of the images.
       mean, std, dtype: as of `normalize`.
     """
-    flip_key, _, color_key, erase_key, mix_key = jax.random.split(key, 5)
+    flip_key, randaugment_key, color_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
         images = flip(images, flip_key, channels)
+    if config.randaugment_layers or config.autoaugment:
+        images = choose_operations(images, randaugment_key, config, mean)
     images = _change_colors(images, color_key, config, channels)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
@@ -89,6 +91,17 @@ def flip(images: PatchBatch, key: jax.Array, channels: int) -> PatchBatch:
     return images.replace(
         patches=jnp.where(chosen, moved.reshape(images.patches.shape), images.patches)
     )
+
+
+def choose_operations(
+    images: PatchBatch, key: jax.Array, config: Augment, mean: Sequence[float]
+) -> PatchBatch:
+    """`augment.choose_operations` of images (…, 3) uint8, each turned, sheared and shifted in its own frame."""
+    side = _side(images, 3)
+    layout = patch_layout.PatchLayout.of(images.grids, side, images.patches.shape[1])
+    pixels = patch_layout.strip(images.patches, side, 3)
+    changed = augment.choose_operations(pixels, key, config, mean, layout=layout)
+    return images.replace(patches=patch_layout.patches_of(jnp.where(layout.inside, changed, 0)))
 
 
 def _change_colors(

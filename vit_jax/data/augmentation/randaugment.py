@@ -1,33 +1,28 @@
-"""RandAugment on the device: sixteen operations on batches of uint8 images, and the random choice
-among them.
+"""RandAugment on the device: sixteen operations on batches of uint8 images, and the random choice among them.
 
 Lives here: the operations, what a magnitude means for each, `randaugment`, and how operations are
-dealt to a batch. timm's variant, with its own operations and magnitudes, is in `timm_augment.py`;
-the rest of augmentation is in `augment.py`.
+dealt to a batch. timm's variant, with its own operations and magnitudes, is in `timm_augment.py`; the rest of
+augmentation is in `augment.py`.
 
-The operations are those of the TensorFlow implementation with which AugReg and big_vision trained
-their models (RandAugment, arXiv:1909.13719; Cutout, arXiv:1708.04552), oddities included, as
-published numbers depend on them:
+The operations are those of the TensorFlow implementation with which AugReg and big_vision trained their models
+(RandAugment, arXiv:1909.13719; Cutout, arXiv:1708.04552), oddities included, as published numbers depend on them:
 
-- Magnitude 0 is not nothing: Solarize inverts; Posterize to 0 bits, which was left to the device,
-  is black here (a shift by 8); Color, Contrast, Brightness and Sharpness leave a tenth of the
-  image.
+- Magnitude 0 is not nothing: Solarize inverts; Posterize to 0 bits, which was left to the device, is black here (a
+  shift by 8); Color, Contrast, Brightness and Sharpness leave a tenth of the image.
 - Magnitudes above 10 extrapolate: Solarize does nothing from 10 on, Posterize from 20 on.
-- Contrast blends with the grey level (number of pixels) / 256, at most 255, which is 196 at 224 px,
-  and not with the image's mean (to which big_vision has changed since).
+- Contrast blends with the grey level (number of pixels) / 256, at most 255, which is 196 at 224 px, and not with the
+  image's mean (to which big_vision has changed since).
 
 Where we differ, knowingly:
 
-- An operation is drawn for a group of images, not for each (see `randaugment`); signs and places
-  are drawn for each.
-- Lengths of Translate and Cutout, fixed in pixels there, grow with the side of the image; at 224 px
-  they agree.
+- An operation is drawn for a group of images, not for each (see `randaugment`); signs and places are drawn for each.
+- Lengths of Translate and Cutout, fixed in pixels there, grow with the side of the image; at 224 px they agree.
 - Rotate is three shears, see `geometry.rotate`; a pixel may come from one beside the nearest.
-- AutoContrast and the blur of Sharpness round exact quotients down; in float32, whole numbers may
-  fall one short.
+- AutoContrast and the blur of Sharpness round exact quotients down; in float32, whole numbers may fall one short.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -42,17 +37,17 @@ GREY = (0.2989, 0.587, 0.114)  # luma of RGB (ITU-R BT.601)
 MAX_GROUPS = 16
 
 
-def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float) -> jax.Array:
-    """Applies `layers` random operations of strength `magnitude`, one after the other, to every
-    image.
+def randaugment(
+    images: jax.Array, key: jax.Array, layers: int, magnitude: float, layout=geometry.WHOLE
+) -> jax.Array:
+    """Applies `layers` random operations of strength `magnitude`, one after the other, to every image.
 
     To run only what was drawn, the batch is split into groups that share their operations: image i is
-    in group i mod G, with G the largest divisor of B up to 16. Each layer deals a random
-    permutation of the operations to the groups, so each image's operation is uniform over the
-    sixteen and, with 16 groups, a batch holds each of them equally often. The groups are worked
-    through in sequence, which bounds memory. As each group spans the whole batch, a batch that is
-    sharded over devices stays where it is if the number of devices divides B / G, as it does when
-    every device has a multiple of 16 images. Otherwise the result is the same, but devices exchange
+    in group i mod G, with G the largest divisor of B up to 16. Each layer deals a random permutation of the
+    operations to the groups, so each image's operation is uniform over the sixteen and, with 16 groups, a batch holds
+    each of them equally often. The groups are worked through in sequence, which bounds memory. As each group spans
+    the whole batch, a batch that is sharded over devices stays where it is if the number of devices divides B / G, as
+    it does when every device has a multiple of 16 images. Otherwise the result is the same, but devices exchange
     their images to compute it.
 
     Args:
@@ -64,21 +59,21 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
     Returns:
       (B, H, W, 3) uint8.
     """
-    branches = list(operations(magnitude).values())
     deal_key, op_key = jax.random.split(key)
-    drawn = deal(deal_key, images.shape[0], layers, len(branches))
+    drawn = deal(deal_key, images.shape[0], layers, len(operations(magnitude)))
     keys = jax.random.split(op_key, drawn.shape)
 
-    def one_layer(group, index, key):
+    def one_layer(group, layout, index, key):
+        branches = list(operations(magnitude, layout).values())
         with jax.named_scope(conditionals.EQUALLY_LIKELY):
             return lax.switch(index, branches, group, key)
 
-    return by_group(one_layer, images, (drawn, keys))
+    return by_group(one_layer, images, (drawn, keys), layout)
 
 
 def deal(key: jax.Array, batch: int, layers: int, choices: int) -> jax.Array:
-    """What each group of a batch does in each layer: (G, layers) int32 in [0, `choices`), in every
-    layer a random permutation of all choices, cut off or repeated from the start at G.
+    """What each group of a batch does in each layer: (G, layers) int32 in [0, `choices`), in every layer a random
+    permutation of all choices, cut off or repeated from the start at G.
     """
     groups = max(g for g in range(1, MAX_GROUPS + 1) if batch % g == 0)
 
@@ -88,8 +83,8 @@ def deal(key: jax.Array, batch: int, layers: int, choices: int) -> jax.Array:
     return jax.vmap(one_layer)(jax.random.split(key, layers)).T
 
 
-def by_group(one_layer: Callable, images: jax.Array, drawn: tuple) -> jax.Array:
-    """`one_layer(images of a group, *what was drawn for it) -> images`, for each of the layers, for
+def by_group(one_layer: Callable, images: jax.Array, drawn: tuple, layout) -> jax.Array:
+    """`one_layer(images of a group, their layout, *what was drawn for it) -> images`, for each of the layers, for
     each of the groups, one after the other.
 
     Args:
@@ -99,49 +94,48 @@ def by_group(one_layer: Callable, images: jax.Array, drawn: tuple) -> jax.Array:
     groups = jax.tree.leaves(drawn)[0].shape[0]
 
     def all_layers(args):
-        group, drawn = args
-        return lax.scan(lambda group, d: (one_layer(group, *d), None), group, drawn)[0]
+        (group, layout), drawn = args
+        return lax.scan(lambda group, d: (one_layer(group, layout, *d), None), group, drawn)[0]
 
-    grouped = images.reshape(-1, groups, *images.shape[1:]).swapaxes(0, 1)
+    pair = (images, layout)
+    grouped = jax.tree.map(lambda x: x.reshape(-1, groups, *x.shape[1:]).swapaxes(0, 1), pair)
     return lax.map(all_layers, (grouped, drawn)).swapaxes(0, 1).reshape(images.shape)
 
 
-def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-    """The sixteen operations at a magnitude, by name: functions of images (B, H, W, 3) uint8 and a
-    key for draws.
-    """
+def operations(
+    magnitude: float, layout=geometry.WHOLE
+) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+    """The sixteen operations at a magnitude, by name: functions of images (B, H, W, 3) uint8 and a key for draws."""
     level = magnitude / 10
     factor = 1.8 * level + 0.1
 
-    def fixed(function, *args):
-        return lambda images, key: function(images, *args)
+    def fixed(function, *args, **where):
+        return lambda images, key: function(images, *args, **where)
 
     def signed(function, amount):
         def apply(images, key):
             signs = jax.random.rademacher(key, images.shape[:1], dtype=jnp.float32)
-            return function(images, amount * signs)
+            return function(images, amount * signs, layout=layout)
 
         return apply
 
     def random_cutout(images, key):
-        batch, height, width, _ = images.shape
-        y_key, x_key = jax.random.split(key)
-        y = jax.random.randint(y_key, (batch,), 0, height)
-        x = jax.random.randint(x_key, (batch,), 0, width)
-        pad = int(40 * level)
-        return cutout(images, y, x, (pad * height // 224, pad * width // 224))
+        sides, pad = layout.sides(images), int(40 * level)
+        draws = zip(jax.random.split(key), sides, strict=True)
+        centre = [jax.random.randint(k, (len(images), 1, 1), 0, side) for k, side in draws]
+        return cutout(images, *centre, [pad * side // 224 for side in sides], layout)
 
     return {
-        "AutoContrast": fixed(autocontrast),
-        "Equalize": fixed(equalize),
+        "AutoContrast": fixed(autocontrast, layout=layout),
+        "Equalize": fixed(equalize, layout=layout),
         "Invert": fixed(invert),
         "Rotate": signed(rotate, 30 * level),
         "Posterize": fixed(posterize, min(int(4 * level), 8)),
         "Solarize": fixed(solarize, int(256 * level)),
         "Color": fixed(color, factor),
-        "Contrast": fixed(contrast, factor),
+        "Contrast": fixed(contrast, factor, layout=layout),
         "Brightness": fixed(brightness, factor),
-        "Sharpness": fixed(sharpness, factor),
+        "Sharpness": fixed(sharpness, factor, layout=layout),
         "ShearX": signed(shear_x, 0.3 * level),
         "ShearY": signed(shear_y, 0.3 * level),
         "TranslateX": signed(translate_x, 100 * level / 224),
@@ -151,28 +145,30 @@ def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], j
     }
 
 
-def autocontrast(images: jax.Array) -> jax.Array:
+def autocontrast(images: jax.Array, layout=geometry.WHOLE) -> jax.Array:
     """Stretches every channel of every image to [0, 255]; a constant channel stays as it is."""
     values = images.astype(jnp.int32)
-    low, high = values.min((1, 2), keepdims=True), values.max((1, 2), keepdims=True)
+    among = {"axis": (1, 2), "keepdims": True, "where": layout.inside}
+    low, high = values.min(**among, initial=255), values.max(**among, initial=0)
     stretched = 255 * (values - low) // jnp.maximum(high - low, 1)
     return jnp.where(high > low, stretched, values).astype(jnp.uint8)
 
 
-def equalize(images: jax.Array) -> jax.Array:
+def equalize(images: jax.Array, layout=geometry.WHOLE) -> jax.Array:
     """Makes the histogram of every channel of every image as flat as a table of 256 values can.
 
-    Histogram and lookup are matrix products of one-hot halves (the high and the low four bits of a
-    value): exact, and fast on devices that scatter and gather slowly.
+    Histogram and lookup are matrix products of one-hot halves (the high and the low four bits of a value): exact, and
+    fast on devices that scatter and gather slowly.
     """
     values = jnp.moveaxis(images, -1, 1).reshape(images.shape[0], 3, -1)  # (B, 3, pixels)
-    high, low = (
-        jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in (values >> 4, values & 15)
-    )
+    inside = True if layout.inside is None else layout.inside
+    inside = jnp.broadcast_to(inside, images[..., :1].shape).reshape(len(images), 1, -1)
+    halves = jnp.where(inside, values >> 4, 16), values & 15
+    high, low = (jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in halves)
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     count = product("bcnh,bcnl->bchl", high, low).astype(jnp.int32).reshape(*values.shape[:2], 256)
-    brightest = jnp.sum(values == values.max(-1, keepdims=True), -1, keepdims=True)
-    step = (values.shape[-1] - brightest) // 255
+    brightest = jnp.sum((values == values.max(-1, keepdims=True)) & inside, -1, keepdims=True)
+    step = (math.prod(layout.sides(images)) - brightest) // 255
     darker = jnp.cumsum(count, -1) - count
     table = jnp.minimum((darker + step // 2) // jnp.maximum(step, 1), 255)
     rows = product(
@@ -212,9 +208,10 @@ def color(images: jax.Array, factor: float) -> jax.Array:
     return blend(grey, images, factor)
 
 
-def contrast(images: jax.Array, factor: float) -> jax.Array:
+def contrast(images: jax.Array, factor: float, layout=geometry.WHOLE) -> jax.Array:
     """Blends from a constant grey level: pixels / 256, see the top of this file."""
-    return blend(float(min(images.shape[1] * images.shape[2] // 256, 255)), images, factor)
+    level = jnp.minimum(jnp.asarray(math.prod(layout.sides(images)) // 256), 255)
+    return blend(level[..., None].astype(jnp.float32), images, factor)
 
 
 def brightness(images: jax.Array, factor: float) -> jax.Array:
@@ -222,59 +219,52 @@ def brightness(images: jax.Array, factor: float) -> jax.Array:
     return blend(0.0, images, factor)
 
 
-def sharpness(images: jax.Array, factor: float) -> jax.Array:
+def sharpness(images: jax.Array, factor: float, layout=geometry.WHOLE) -> jax.Array:
     """Blends from a 3×3 blur (weights 1, centre 5); the border keeps the image's values."""
-    return blend(smooth(images, 0), images, factor)
+    return blend(smooth(images, 0, layout), images, factor)
 
 
-def smooth(images: jax.Array, addition: int) -> jax.Array:
-    """(B, H, W, C) uint8 -> int32: the 3×3 blur of Pillow's SMOOTH, (sum + addition) // 13, where
-    the border stays as it is.
+def smooth(images: jax.Array, addition: int, layout=geometry.WHOLE) -> jax.Array:
+    """(B, H, W, C) uint8 -> int32: the 3×3 blur of Pillow's SMOOTH, (sum + addition) // 13, where the border stays as
+    it is.
     """
     values = images.astype(jnp.int32)
-    across = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
-    inner = across[:, :-2] + across[:, 1:-1] + across[:, 2:] + 4 * values[:, 1:-1, 1:-1]
-    inner = jnp.pad((inner + addition) // 13, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    y, x = jnp.arange(images.shape[1])[:, None], jnp.arange(images.shape[2])
-    within = (y > 0) & (y < y.size - 1) & (x > 0) & (x < x.size - 1)
+    inner = (layout.box_sums(values) + 4 * values + addition) // 13
+    (y, x), (height, width) = layout.places(images), layout.sides(images)
+    within = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
     return jnp.where(within[..., None], inner, values)
 
 
-def rotate(images: jax.Array, degrees: jax.Array) -> jax.Array:
+def rotate(images: jax.Array, degrees: jax.Array, layout=geometry.WHOLE) -> jax.Array:
     """Rotates each image about its centre, counter-clockwise, by its `degrees` (B,)."""
-    return geometry.rotate(images, degrees, FILL, geometry.nearest)
+    return layout.rotate(images, degrees, FILL, geometry.nearest)
 
 
-def shear_x(images: jax.Array, level: jax.Array) -> jax.Array:
+def shear_x(images: jax.Array, level: jax.Array, layout=geometry.WHOLE) -> jax.Array:
     """Moves row y of each image left by its `level` (B,) · y; nearest neighbour."""
-    return geometry.nearest(images, level[:, None] * jnp.arange(images.shape[1]), FILL)
+    offset = level[:, None, None] * layout.places(images)[0]
+    return geometry.nearest(images, offset, FILL, layout)
 
 
-def shear_y(images: jax.Array, level: jax.Array) -> jax.Array:
-    """Moves column x of each image up by its `level` (B,) · x; nearest neighbour."""
-    return shear_x(images.swapaxes(1, 2), level).swapaxes(1, 2)
-
-
-def translate_x(images: jax.Array, share: jax.Array) -> jax.Array:
+def translate_x(images: jax.Array, share: jax.Array, layout=geometry.WHOLE) -> jax.Array:
     """Moves each image left by its `share` (B,) of the width, to the nearest pixel."""
-    return geometry.nearest(images, (share * images.shape[2])[:, None], FILL)
+    offset = share[:, None, None] * layout.sides(images)[1]
+    return geometry.nearest(images, offset, FILL, layout)
 
 
-def translate_y(images: jax.Array, share: jax.Array) -> jax.Array:
-    """Moves each image up by its `share` (B,) of the height, to the nearest pixel."""
-    return translate_x(images.swapaxes(1, 2), share).swapaxes(1, 2)
+# Of columns and up, in place of rows and left.
+shear_y, translate_y = geometry.with_columns(shear_x), geometry.with_columns(translate_x)
 
 
-def cutout(images: jax.Array, y: jax.Array, x: jax.Array, pad: tuple[int, int]) -> jax.Array:
-    """Fills the box that reaches `pad` (rows, columns) each way from each image's centre `y`, `x`:
-    (B,) int32.
+def cutout(images: jax.Array, y: jax.Array, x: jax.Array, pad, layout=geometry.WHOLE) -> jax.Array:
+    """Fills the box that reaches `pad` (rows, columns) each way from each image's centre `y`, `x`: int32, (B,) or (B,
+    1, 1).
     """
-    rows = jnp.arange(images.shape[1]) - y[:, None]
-    columns = jnp.arange(images.shape[2]) - x[:, None]
+    rows, columns = layout.places(images)
+    rows, columns = rows - y.reshape(-1, 1, 1), columns - x.reshape(-1, 1, 1)
     in_rows = (rows >= -pad[0]) & (rows < pad[0])
     in_columns = (columns >= -pad[1]) & (columns < pad[1])
-    box = in_rows[:, :, None] & in_columns[:, None, :]
-    return jnp.where(box[..., None], jnp.uint8(FILL), images)
+    return jnp.where((in_rows & in_columns)[..., None], jnp.uint8(FILL), images)
 
 
 def blend(start: jax.Array | float, images: jax.Array, factor: jax.Array | float) -> jax.Array:

@@ -19,6 +19,7 @@ Where we differ, knowingly: an operation is drawn for a group of images (see
 dimensions.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -71,6 +72,7 @@ def timm_randaugment(
     std: float,
     increasing: bool,
     fill: tuple[int, int, int],
+    layout=geometry.WHOLE,
 ) -> jax.Array:
     """timm's 'rand-mMAGNITUDE-nLAYERS-mstdSTD', with '-inc1' if `increasing`.
 
@@ -86,16 +88,17 @@ def timm_randaugment(
     Returns:
       (B, H, W, 3) uint8.
     """
-    branches = operations(fill, increasing=increasing)
+    branches = functools.partial(operations, fill, increasing=increasing)
     deal_key, op_key = jax.random.split(key)
-    drawn = randaugment.deal(deal_key, images.shape[0], layers, len(branches))
+    drawn = randaugment.deal(deal_key, images.shape[0], layers, len(branches()))
     constant = jnp.full(drawn.shape, 0.5), jnp.full(drawn.shape, float(magnitude))
-    return _apply(
-        branches, images, op_key, (drawn, *constant), std, scope=conditionals.EQUALLY_LIKELY
-    )
+    drawn, scope = (drawn, *constant), conditionals.EQUALLY_LIKELY
+    return _apply(branches, images, op_key, drawn, std, layout, scope=scope)
 
 
-def autoaugment(images: jax.Array, key: jax.Array, *, fill: tuple[int, int, int]) -> jax.Array:
+def autoaugment(
+    images: jax.Array, key: jax.Array, *, fill: tuple[int, int, int], layout=geometry.WHOLE
+) -> jax.Array:
     """AutoAugment for ImageNet: a pair of `AUTOAUGMENT`, drawn for a group of images; each of its
     two operations is applied with its probability, decided for each image.
 
@@ -104,27 +107,32 @@ def autoaugment(images: jax.Array, key: jax.Array, *, fill: tuple[int, int, int]
       key: random key.
       fill: RGB of what geometric operations leave where there is no image.
     """
-    branches = operations(fill, increasing=False)
-    # Keeps 4 to 8 bits, where RandAugment's keeps 0 to 4.
-    branches["Posterize"] = lambda images, level, _: posterize(images, 4 + jnp.floor(4 * level))
+
+    def branches(layout=geometry.WHOLE):
+        # Keeps 4 to 8 bits, where RandAugment's keeps 0 to 4.
+        posterized = lambda images, level, _: posterize(images, 4 + jnp.floor(4 * level))  # noqa: E731
+        return operations(fill, layout, increasing=False) | {"Posterize": posterized}
+
     deal_key, op_key = jax.random.split(key)
     pair = randaugment.deal(deal_key, images.shape[0], 1, len(AUTOAUGMENT))[:, 0]
-    names = list(branches)
+    names = list(branches())
     steps = [[(names.index(n), p, m) for n, p, m in pair] for pair in AUTOAUGMENT]
     # A row of a table of 25 by a matrix product with ones and zeros.
     drawn = jnp.einsum("gp,plv->vgl", jax.nn.one_hot(pair, len(steps)), jnp.array(steps, float))
     drawn = drawn[0].astype(jnp.int32), drawn[1], drawn[2]
-    return _apply(branches, images, op_key, drawn, 0.0, scope="by_policy")
+    return _apply(branches, images, op_key, drawn, 0.0, layout, scope="by_policy")
 
 
-def operations(fill: tuple[int, int, int], *, increasing: bool) -> dict[str, Operation]:
+def operations(
+    fill: tuple[int, int, int], layout=geometry.WHOLE, *, increasing: bool
+) -> dict[str, Operation]:
     """The fifteen operations by timm's names, less 'Increasing' and 'Rel': functions of images
     (B, H, W, 3) uint8, levels (B,) float32 in [0, 1], magnitudes divided by 10, and a key for signs.
     """
     fill = jnp.array(fill, jnp.uint8)
 
-    def plain(function):
-        return lambda images, level, key: function(images)
+    def plain(function, **where):
+        return lambda images, level, key: function(images, **where)
 
     def signed(key, amount):
         return amount * jax.random.rademacher(key, amount.shape, jnp.float32)
@@ -139,7 +147,7 @@ def operations(fill: tuple[int, int, int], *, increasing: bool) -> dict[str, Ope
 
     def geometric(function, most):
         def apply(images, level, key):
-            moved = function(images, signed(key, most * level), fill)
+            moved = function(images, signed(key, most * level), fill, layout=layout)
             return jnp.clip(moved, 0, 255).astype(jnp.uint8)
 
         return apply
@@ -158,21 +166,21 @@ def operations(fill: tuple[int, int, int], *, increasing: bool) -> dict[str, Ope
         return randaugment.solarize_add(images, addition[:, None, None, None])
 
     return {
-        "AutoContrast": plain(randaugment.autocontrast),
-        "Equalize": plain(randaugment.equalize),
+        "AutoContrast": plain(randaugment.autocontrast, layout=layout),
+        "Equalize": plain(randaugment.equalize, layout=layout),
         "Invert": plain(randaugment.invert),
         "Rotate": geometric(rotate, 30),
         "Posterize": random_posterize,
         "Solarize": random_solarize,
         "SolarizeAdd": random_solarize_add,
         "Color": enhance(grey),
-        "Contrast": enhance(mean_grey),
+        "Contrast": enhance(lambda images: mean_grey(images, layout)),
         "Brightness": enhance(lambda images: 0.0),
-        "Sharpness": enhance(lambda images: randaugment.smooth(images, 6)),
+        "Sharpness": enhance(lambda images: randaugment.smooth(images, 6, layout)),
         "ShearX": geometric(shear_x, 0.3),
-        "ShearY": geometric(_with_columns(shear_x), 0.3),
+        "ShearY": geometric(geometry.with_columns(shear_x), 0.3),
         "TranslateX": geometric(translate_x, 0.45),
-        "TranslateY": geometric(_with_columns(translate_x), 0.45),
+        "TranslateY": geometric(geometry.with_columns(translate_x), 0.45),
     }
 
 
@@ -182,52 +190,77 @@ def posterize(images: jax.Array, bits: jax.Array) -> jax.Array:
     return (images.astype(jnp.int32) & mask).astype(jnp.uint8)
 
 
-def mean_grey(images: jax.Array) -> jax.Array:
+def mean_grey(images: jax.Array, layout=geometry.WHOLE) -> jax.Array:
     """The mean of each image's grey to the nearest level, (B, 1, 1, 1) float32."""
-    return jnp.floor(grey(images).astype(jnp.float32).mean((1, 2), keepdims=True) + 0.5)
+    levels = grey(images).astype(jnp.float32)
+    return jnp.floor(levels.mean((1, 2), keepdims=True, where=layout.inside) + 0.5)
 
 
-def rotate(images: jax.Array, degrees: jax.Array, fill: jax.Array) -> jax.Array:
+def cubic(
+    images: jax.Array, offset: jax.Array, fill: geometry.Fill, layout=geometry.WHOLE
+) -> jax.Array:
+    """As `geometry.nearest`, but between pixels a cubic convolution with a = -1, which is Pillow's BICUBIC
+    of affine transforms.
+
+    Beyond the border the outermost pixel continues for half a pixel; then comes `fill`.
+
+    Returns:
+      (B, H, W, C) float32, neither rounded nor clipped.
+    """
+    whole = jnp.floor(offset)
+    d = (offset - whole)[..., None]
+    weights = (-d + 2 * d**2 - d**3, 1 - 2 * d**2 + d**3, d + d**2 - d**3, -(d**2) + d**3)
+    values = layout.cubic_taps(images, whole, weights)
+    source = layout.places(images)[1] + offset
+    inside = (source >= -0.5) & (source < layout.sides(images)[1] - 0.5)
+    return jnp.where(inside[..., None], values, jnp.asarray(fill, jnp.float32))
+
+
+def rotate(
+    images: jax.Array, degrees: jax.Array, fill: jax.Array, layout=geometry.WHOLE
+) -> jax.Array:
     """Turns each image counter-clockwise; this and what follows give float32, not clipped."""
-    return geometry.rotate(images, degrees, fill, geometry.cubic)
+    return layout.rotate(images, degrees, fill, cubic)
 
 
-def shear_x(images: jax.Array, level: jax.Array, fill: jax.Array) -> jax.Array:
+def shear_x(
+    images: jax.Array, level: jax.Array, fill: jax.Array, layout=geometry.WHOLE
+) -> jax.Array:
     """Moves row y of each image left by its `level` (B,) · (y + 1/2)."""
-    y = jnp.arange(images.shape[1]) + 0.5
-    return geometry.cubic(images, level[:, None] * y, fill)
+    y = layout.places(images)[0] + 0.5
+    return cubic(images, level[:, None, None] * y, fill, layout)
 
 
-def translate_x(images: jax.Array, share: jax.Array, fill: jax.Array) -> jax.Array:
+def translate_x(
+    images: jax.Array, share: jax.Array, fill: jax.Array, layout=geometry.WHOLE
+) -> jax.Array:
     """Moves each image left by its `share` (B,) of the width."""
-    return geometry.cubic(images, (share * images.shape[2])[:, None], fill)
-
-
-def _with_columns(function: Callable) -> Callable:
-    return lambda images, *args: function(images.swapaxes(1, 2), *args).swapaxes(1, 2)
+    offset = share[:, None, None] * layout.sides(images)[1]
+    return cubic(images, offset, fill, layout)
 
 
 def _apply(
-    branches: dict[str, Operation],
+    branches: Callable[..., dict[str, Operation]],
     images: jax.Array,
     key: jax.Array,
     drawn: tuple,
     std: float,
+    layout,
     *,
     scope: str,
 ) -> jax.Array:
-    """Applies what was `drawn`: indices, probabilities and magnitudes, each (groups, layers); `scope`
-    names the switch.
+    """Of the `branches` of a layout applies what was `drawn`: indices, probabilities and magnitudes, each (groups,
+    layers); `scope` names the switch.
     """
 
-    def one_layer(group, index, probability, magnitude, key):
+    def one_layer(group, layout, index, probability, magnitude, key):
         use_key, noise_key, op_key = jax.random.split(key, 3)
         noise = std * jax.random.normal(noise_key, group.shape[:1])
         level = jnp.clip(magnitude + noise, 0, 10) / 10
         with jax.named_scope(scope):
-            changed = lax.switch(index, list(branches.values()), group, level, op_key)
+            changed = lax.switch(index, list(branches(layout).values()), group, level, op_key)
         use = jax.random.bernoulli(use_key, probability, (group.shape[0], 1, 1, 1))
         return jnp.where(use, changed, group)
 
     keys = jax.random.split(key, drawn[0].shape)
-    return randaugment.by_group(one_layer, images, (*drawn, keys))
+    return randaugment.by_group(one_layer, images, (*drawn, keys), layout)
