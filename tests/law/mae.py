@@ -72,14 +72,29 @@ def _model() -> torch.nn.Module:
         decoder_intermediate_size=4 * DECODER["width"],
     )  # fmt: skip
     model = transformers.ViTMAEForPreTraining(options)
-    # As the authors' code: transformers draws all layers but the first with a standard deviation of 0.02. There
-    # queries, keys and values are one layer.
+    # As the authors' code: transformers 5.24 draws all layers with a standard deviation of 0.02. There queries, keys
+    # and values are one layer.
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
+            outputs, inputs = layer.weight.flatten(1).shape
             joined = name.endswith(("q_proj", "k_proj", "v_proj"))
-            bound = math.sqrt(6 / (layer.in_features + (3 if joined else 1) * layer.out_features))
+            bound = math.sqrt(6 / (inputs + (3 if joined else 1) * outputs))
             torch.nn.init.uniform_(layer.weight, -bound, bound)
+    # It also leaves fixed positions and tokens at zero, where the authors' code has sinusoids and draws tokens.
+    embeddings, decoder = model.vit.embeddings, model.decoder
+    for positions in (embeddings.position_embeddings, decoder.decoder_pos_embed):
+        positions.data[0, 1:] = torch.from_numpy(_sinusoids(SIDE // PATCH, positions.shape[-1]))
+    for token in (embeddings.cls_token, decoder.mask_token):
+        torch.nn.init.normal_(token, std=0.02)
     return model.train()
+
+
+def _sinusoids(side: int, width: int) -> np.ndarray:
+    """(side², width): of the column and then of the row, sines and cosines of its products with 10000^(-4k / width)."""
+    angles = np.outer(np.arange(side), 10_000 ** (-4 * np.arange(width // 4) / width))
+    of_place = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    rows, columns = np.divmod(np.arange(side**2), side)
+    return np.concatenate([of_place[columns], of_place[rows]], axis=1).astype(np.float32)
 
 
 def _batches(seed: int):
