@@ -231,10 +231,11 @@ class TensorBoardWriter(MetricWriter):
         self._write(step, [text(name, content) for name, content in texts.items()])
 
     def _write(self, step: int, summaries: list) -> None:
-        # A file that could not be written to the end is left behind; TensorBoard reads all files.
+        # A file that could not be written to the end is left behind; TensorBoard reads all files. By its seconds
+        # alone, one that is begun soon afterwards would have the same name, and replace it.
         library = _tensorboard()
         make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
-        events, self._events = self._events or make(self._prefix), None
+        events, self._events = self._events or make(self._prefix, f".{time.time_ns()}"), None
         for part in summaries:
             events.write_event(event(step=step, wall_time=time.time(), summary=part))
         events.flush()
