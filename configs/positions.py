@@ -8,7 +8,7 @@ vit_jax train --config=configs/positions.py:smoke,relative,shared --workdir=DIR
 After the model come the kind (learned is 1-D, with a vector for every patch; learned2d has one for every row
 and every column; sincos2d is fixed; relative is 1-D relative attention; none) and the place (stem; layers: in
 every layer its own; shared: in every layer the same). `none,auto` has no place, and relative acts in layers.
-Others are those of `--config.model.position`, such as coordinates, deberta and transformer_xl.
+Any other kind of `--config.model.position` can be named too, such as coordinates, deberta or transformer_xl.
 With what is fixed, layers and shared are the same network.
 
 Expect, of ImageNet's images by five examples of each class (Table 8; left) and of digits by the smoke runs

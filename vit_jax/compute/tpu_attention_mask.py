@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from vit_jax.compute.tpu_attention_grid import LANES
 
 HIDDEN = -1e30  # a logit whose exponential is 0
-MOST_ADDED = (
-    512  # with fewer keys, adding to logits takes fewer bundles than changing queries and keys
-)
+# Up to this many keys, adding to logits takes fewer bundles than changing queries and keys.
+MOST_ADDED = 512
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,15 +50,13 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
         if "position" not in words or words[-1] in ("y", "tokens") or "/mlp/" in name:
             continue
         network = _network(context.config, words)
-        if (
-            getattr(network, "position", "") == "transformer_xl"
-        ):  # no vectors of places or distances
+        kind = getattr(network, "position", "")
+        if kind == "transformer_xl":  # no vectors of places or distances
             continue
         grid = getattr(network, "position_grid", None) or network.grid
         if words[-1] == "x":
             stem = name.removesuffix("/x")
-            summed = getattr(network, "position", "") == "factorized"
-            array = _joined(array, named[f"{stem}/y"], summed)
+            array = _joined(array, named[f"{stem}/y"], kind == "factorized")
             words = words[:-1]
         if words[-1] == "frequencies":
             array = _made(network, named, name)

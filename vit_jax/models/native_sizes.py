@@ -21,7 +21,7 @@ def positions(
     Args:
       table: (1, h * w, D), the positions of the model's own grid.
       config: of a ViT; `native_resize` and `native_aspect` are used where it has them.
-      made_by: what the table was made by; `table_positions.CoordinatePositions` make those of any grid.
+      made_by: what the table was made by; `table_positions.CoordinatePositions` make a table for any grid.
 
     Returns:
       (B, N, D) in the dtype of `table`. Padding has the first patch's.

@@ -44,7 +44,7 @@ class Learned2d(nnx.Module):
 
 
 def joined(x, y, tokens=None, *, summed: bool = False):
-    """The table that those of `Learned2d` make, arrays of JAX or NumPy."""
+    """The table that the parameters of `Learned2d` make, arrays of JAX or NumPy."""
     grid = (y.shape[1], x.shape[1], x.shape[2])
     xp = np if isinstance(x, np.ndarray) else jnp
     both = xp.broadcast_to(x, grid), xp.broadcast_to(y[0][:, None], grid)
@@ -58,7 +58,7 @@ class CoordinatePositions(nnx.Module):
     and 3): MLP([cos W(x, y), sin W(x, y)] / √D).
 
     Coordinates reach from -1 to 1 over an image, of whatever size and aspect, so no parameter but `tokens` (1, prefix,
-    D), those of learned tokens, depends on the grid. `frequencies` W (2, D/2), for x and for y, begin normal with 2π,
+    D), of learned tokens, depends on the grid. `frequencies` W (2, D/2), for x and for y, begin normal with 2π,
     as Segment Anything has them, where they are fixed (arXiv 2304.02643, its code's `PositionEmbeddingRandom`). As many
     features and hidden channels as the model is wide are our choice.
     """
@@ -80,7 +80,7 @@ class CoordinatePositions(nnx.Module):
         return jnp.concatenate([self.tokens[...], patches], axis=1)
 
     def at(self, row, column, rows, columns) -> jax.Array:
-        """The positions (…, N, D) float32 of patches (…, N) of a grid of so many rows and columns."""
+        """The positions (…, N, D) float32 of patches (…, N) of a grid of `rows` × `columns`."""
         y, x = (
             2 * (jnp.asarray(place, jnp.float32) + 0.5) / size - 1
             for place, size in ((row, rows), (column, columns))

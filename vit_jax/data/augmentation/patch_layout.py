@@ -2,7 +2,7 @@
 
 A patch is a token; side by side, the tokens of a batch are a strip, (B, P, N · P, C): the rows of patches of an image,
 one after the other. What happens along a row of pixels is then a shift of the strip, each pixel by its own amount.
-Columns become rows by a gather of whole tokens. Formulas and what a magnitude means are those of whole images.
+Columns become rows by a gather of whole tokens. Formulas and magnitudes are the same as for whole images.
 """
 
 import math

@@ -79,7 +79,9 @@ class Term:
 
 
 class SupervisedOutput(Supervised, OutputTerm):
-    """Classification, of the forward pass that it shares."""
+    """Classification, of the forward pass that it shares. `Supervised` is no `OutputTerm`, so that runs without a sum
+    do not load what reads layers.
+    """
 
 
 class Own(nnx.Module):
