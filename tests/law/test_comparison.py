@@ -71,3 +71,18 @@ def test_draws_of_one_law_hold_and_a_shift_is_found_after_bonferroni():
     same, shifted = comparison.compare_draws(ours, theirs)
     assert (same.holds, shifted.holds) == (True, False)
     assert same.bound == f"p > {comparison.LEVEL / 2:.1g}"
+
+
+def test_a_check_says_how_it_fails_and_equal_engines_fail_twice_in_the_same_way_in_two_of_a_thousand_curves():
+    ours = curves(0)
+    ours["accuracy"][:, [2, 9]] += ([0.03, -0.03],)
+    assert comparison.compare_curves(ours, curves(1), judge="accuracy", percent=True)[2].failed == (
+        "tenth 3 above", "tenth 10 below",
+    )  # fmt: skip
+    # A tenth alone is outside 3 standard errors by the t distribution of 8 degrees of freedom, not the normal law.
+    outside = 2 * scipy.stats.t(8).sf(3)
+    samples = np.random.default_rng(0).standard_normal((2, 100_000, 5))
+    away = np.diff(samples.mean(2), axis=0)[0] / np.sqrt(samples.var(2, ddof=1).sum(0) / 5)
+    assert np.mean(np.abs(away) > 3) == pytest.approx(outside, rel=0.1)
+    assert 1 - (1 - outside) ** comparison.TENTHS == pytest.approx(0.158, abs=0.001)
+    assert comparison.TENTHS * outside**2 / 2 == pytest.approx(0.0015, abs=0.0001)
