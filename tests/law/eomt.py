@@ -221,17 +221,29 @@ def _normalized(images: list[np.ndarray]) -> torch.Tensor:
 
 
 def _mean_iou(model) -> dict[str, float]:
-    """Over the classes, of all pixels of the test scenes, each query free as at the end of training."""
+    """Over the classes, of all pixels of the test scenes, each query free as at the end of training; and of the maps as
+    transformers makes them, which enlarges each query's mask before it sums their probabilities, ours the sum.
+    """
     model.attn_mask_probs[:] = 0
     scenes = [_scenes("test")[i] for i in range(len(_scenes("test")))]
-    images, size = _normalized([x.image for x in scenes]), (SIDE, SIDE)
-    confusion = np.zeros((CLASSES, CLASSES))
+    images = _normalized([x.image for x in scenes])
+    enlarged = functools.partial(
+        torch.nn.functional.interpolate, size=(SIDE, SIDE), mode="bilinear"
+    )
+    confusion = {"mean_iou": np.zeros((CLASSES, CLASSES)), "of_masks": np.zeros((CLASSES, CLASSES))}
     for first in range(0, len(scenes), 50):
         output = model(images[first : first + 50])
-        masks = torch.nn.functional.interpolate(output.masks_queries_logits, size, mode="bilinear")
-        classes = output.class_queries_logits.softmax(-1)[..., :-1]
-        scores = torch.einsum("bqc,bqhw->bchw", classes, masks.sigmoid())
-        for predicted, scene in zip(scores.argmax(1).numpy(), scenes[first:], strict=False):
-            np.add.at(confusion, (scene.label % 256, predicted), 1)
-    right, union = confusion.diagonal(), confusion.sum(0) + confusion.sum(1) - confusion.diagonal()
-    return {"mean_iou": float((right[union > 0] / union[union > 0]).mean())}
+        masks, classes = output.masks_queries_logits, output.class_queries_logits.softmax(-1)
+        joined = functools.partial(torch.einsum, "bqc,bqhw->bchw", classes[..., :-1])
+        scores = {"mean_iou": enlarged(joined(masks.sigmoid()))}
+        scores["of_masks"] = joined(enlarged(masks).sigmoid())
+        for name, values in scores.items():
+            for predicted, scene in zip(values.argmax(1).numpy(), scenes[first:], strict=False):
+                np.add.at(confusion[name], (scene.label % 256, predicted), 1)
+    return {name: _mean_of_classes(counts) for name, counts in confusion.items()}
+
+
+def _mean_of_classes(confusion: np.ndarray) -> float:
+    right = confusion.diagonal()
+    union = confusion.sum(0) + confusion.sum(1) - right
+    return float((right[union > 0] / union[union > 0]).mean())
