@@ -70,7 +70,12 @@ ARGUMENTS = {
     "linear_probe": ["imagenet2012", "vtab/dtd"],
     "axial": ["ViT-B/32", "smoke-resnet"],
     "efficientnet": ["B7", "B3,noisy"],
-    "speedrun": ["cifar10,muon", "cifar10,small_images", "cifar10,whole_images"],
+    "speedrun": [
+        "cifar10,muon",
+        "cifar10,small_images",
+        "cifar10,whole_images",
+        "cifar10,growing_images",
+    ],
     "bit_hyperrule": [
         "cifar100",
         "imagenet2012",
