@@ -92,6 +92,7 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         "qkv_bias": take("qkv_bias", True),
         "projection_bias": take("proj_bias", True),
         "parallel": False,
+        "branches": 0,
     }
     if naflex:
         options |= vit_naflex.options_from_arguments(take, options) | _no_rope()
@@ -137,7 +138,7 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     """What VisionTransformer has in its own way."""
     pooled = options["pool"] == "mean" if (norm := take("fc_norm", None)) is None else norm
     block = take("block_fn", "Block")
-    if block not in ("Block", "ResPostBlock", "ParallelScalingBlock"):
+    if block not in ("Block", "ResPostBlock", "ParallelScalingBlock", "ParallelThingsBlock"):
         raise CheckpointError(f"timm's block_fn={block!r} is not supported")
     after = block == "ResPostBlock"
     pre_norm, embed_norm = take("pre_norm", False), take("embed_norm_layer", None)
@@ -155,6 +156,7 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
         "layer_scale": "all" if scaled else "none",
         "norm_after": after,
         "parallel": block == "ParallelScalingBlock",
+        "branches": 2 if block == "ParallelThingsBlock" else 0,
         "pre_norm": pre_norm,
         "patch_bias": not pre_norm,
         "patch_norm": bool(embed_norm),

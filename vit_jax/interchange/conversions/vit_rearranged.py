@@ -1,5 +1,6 @@
 """Tensors that timm's ViTs keep otherwise than our blocks: fewer heads of keys and values than of queries (Sapiens 2),
-and one layer of attention and MLP together (ViTs with parallel blocks). Here they become those of a plain ViT.
+one layer of attention and MLP together (ViTs with parallel blocks), and several attentions and MLPs side by side. Here
+they become those of a plain ViT.
 
 Each head of keys and values is repeated for its queries, so that a model computes the same. Trained on, its heads may
 become different ones, and it is written with all of them. A scale that attention and MLP share becomes one of each.
@@ -59,6 +60,31 @@ def as_plain(tensors: Mapping[str, Any], take: Callable[[Any, slice], Any]) -> d
         else:
             plain[at + _RENAMED.get(rest, rest)] = tensor
     return plain
+
+
+def names_of_branch(number: int) -> tuple[tuple[str, str], ...]:
+    """How names in a block of timm's branch of this number begin, and those of a plain block."""
+    attention, mlp = f"attns.{number}.", f"ffns.{number}."
+    return (
+        (f"{attention}norm.", "norm1."),
+        (f"{attention}attn.", "attn."),
+        (f"{attention}ls.", "ls1."),
+        (f"{mlp}norm.", "norm2."),
+        (f"{mlp}mlp.", "mlp."),
+        (f"{mlp}ls.", "ls2."),
+    )
+
+
+def with_first_branch(shapes: Shapes) -> Shapes:
+    """Shapes of blocks with branches: those of the first under the names of a plain block, the others as they are."""
+    result = {}
+    for name, shape in shapes.items():
+        block, number, rest = ([*name.split(".", 2), "", ""])[:3]
+        for theirs, plain in names_of_branch(0) if block == "blocks" else ():
+            if rest.startswith(theirs):
+                name = f"{block}.{number}.{plain}{rest.removeprefix(theirs)}"
+        result[name] = shape
+    return result
 
 
 def rows_of_shape(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:

@@ -143,8 +143,7 @@ class PublishedViT(VisionTransformer):
         return super().place(patches, visible, native)
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
-        at_stem = self.config.position_place == "stem"
-        if not at_stem:
+        if self.config.position_place != "stem":
             return None
         return positions.table(self.position, self.config, dtype, self.places)
 

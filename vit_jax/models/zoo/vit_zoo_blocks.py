@@ -23,6 +23,7 @@ from vit_jax.models.layers import LayerScale, Mlp, norm
 ORDERS = LazyTable(
     {
         "parallel": "vit_jax.models.zoo.block_orders:ParallelBlock",
+        "branches": "vit_jax.models.zoo.block_orders:BranchedBlock",
         "norm_after": "vit_jax.models.zoo.block_orders:PostNormBlock",
         "norm_residual": "vit_jax.models.zoo.block_orders:ResidualNormBlock",
     }
@@ -259,7 +260,6 @@ class PublishedEncoder(nnx.Module):
           tokens (B, N, D) after the last norm, if there is one, and what was captured.
         """
         config = self.config
-
         rotations, of_layer = rotary.rotations(angles, by_layer=config.rope == "mixed")
         sized = {} if lengths is None else {"lengths": lengths}  # which few blocks take
         constant = config.drop_path_by == "constant"

@@ -148,6 +148,9 @@ class PublishedViTConfig(VisionTransformerConfig):
     parallel: bool = _structure(
         False, "attention and MLP of a block work side by side on one norm (ViT-22B)"
     )
+    branches: int = _structure(
+        0, "attentions side by side in a block, then that many MLPs (2203.09795); 0: one", minimum=0
+    )
     norm: str = _structure(
         "layer", "kind of all norms; rms: without mean and bias (1910.07467)", choices=NORMS
     )
@@ -358,6 +361,5 @@ class PublishedViTConfig(VisionTransformerConfig):
             return merging.block_flops(self, n)
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
-        return self.depth * (
-            block + 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
-        )
+        block += 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
+        return self.depth * max(self.branches, 1) * block
