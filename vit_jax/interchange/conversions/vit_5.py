@@ -28,7 +28,7 @@ _STRUCTURE = {
     "projection_bias": True, "layer_scale": "all", "gated_mlp": False, "attention_inner_norm": False,
     "mlp_inner_norm": False, "patch_bias": True, "patch_norm": False, "pre_norm": False, "pool": "token",
     "last_norm": "tokens", "representation": 0, "distilled": False, "parallel": False, "branches": 0,
-    "weighted_layers": False, "crop_to_patches": False,
+    "differential": False, "weighted_layers": False, "crop_to_patches": False,
 }  # fmt: skip
 
 

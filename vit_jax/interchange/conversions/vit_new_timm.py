@@ -88,7 +88,7 @@ def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str
 
 
 def _vit_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    return ({"attn_layer": "diff"} if config.differential else {}) | {
         "init_values": config.layer_scale_init if config.layer_scale != "none" else 0,
         "fc_norm": config.last_norm == "pooled",
         "final_norm": config.last_norm != "none",

@@ -72,6 +72,7 @@ def from_tensors(shapes: Shapes) -> Options:
         "projection_bias": f"{attention}.proj.bias" in shapes,
         "parallel": f"{block}.norm2.weight" not in shapes,
         "branches": count_layers(shapes, r"blocks\.0\.attns\.(\d+)\."),
+        "differential": f"{attention}.lambda_q1" in shapes,
         "gated_mlp": gated,
         "layer_scale": {(True, True): "all", (True, False): "attention"}.get(tuple(scales), "none"),
         "patch_bias": "patch_embed.proj.bias" in shapes,

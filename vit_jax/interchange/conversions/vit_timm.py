@@ -26,6 +26,7 @@ from vit_jax.interchange.conversions.rules import SAME, Rule, reordered
 from vit_jax.interchange.conversions.vit_flax import with_learned_position, without_class_row
 from vit_jax.models import published
 from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
+from vit_jax.models.zoo import differential
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 
@@ -48,7 +49,7 @@ class Timm(contract.TimmConversion):
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
     ) -> contract.DetectedModel | None:
         if vit_rearranged.is_parallel(shapes):
-            shapes = vit_rearranged.as_plain(shapes, vit_rearranged.rows_of_shape)
+            shapes = vit_rearranged.as_plain(shapes)
         shapes = vit_rearranged.with_first_branch(shapes)
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
@@ -61,7 +62,7 @@ class Timm(contract.TimmConversion):
     def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """As a plain ViT has them."""
         if vit_rearranged.is_parallel(tensors):
-            tensors = vit_rearranged.as_plain(tensors, vit_rearranged.rows_of_array)
+            tensors = vit_rearranged.as_plain(tensors)
         return vit_rearranged.with_all_heads(tensors)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
@@ -132,7 +133,7 @@ class Timm(contract.TimmConversion):
             return f"timm has no pooling {config.pool!r}"
         if config.rope_registers:
             return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
-        if config.branches and (reason := _refused_branches(config)):
+        if (config.branches or config.differential) and (reason := _refused_blocks(config)):
             return reason
         if config.parallel or (config.norm == "layer" and not config.norm_bias):
             return "timm has no parallel blocks with such tensors, nor layer norms without biases"
@@ -237,6 +238,8 @@ def _block_rules(
         *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm", 0, of_head),
         *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm", 0, of_head),
         *pytorch.norm(f"{ours}/attention/inner_norm", f"{attention}.norm"),
+        *(Rule(f"{ours}/attention/{n}", f"{attention}.{n}") for n in differential.LAMBDAS),
+        *pytorch.norm(f"{ours}/attention/head_norm", f"{attention}.sub_norm"),
         Rule(f"{ours}/attention_scale/scale", scales[0]),
         *pytorch.norm(f"{ours}/mlp_norm", at("norm2")),
         *up,
@@ -246,9 +249,9 @@ def _block_rules(
     ]
 
 
-def _refused_branches(config: PublishedViTConfig) -> str:
-    """Why timm has no such blocks with several attentions side by side; '' if it has."""
-    if config.branches != 2:
+def _refused_blocks(config: PublishedViTConfig) -> str:
+    """Why timm has no such blocks with several attentions side by side, or differential attention; '' if it has."""
+    if config.branches not in (0, 2):
         return f"timm has two attentions side by side, not branches={config.branches}"
     beside = {
         "a distillation token": config.distilled,
@@ -256,7 +259,8 @@ def _refused_branches(config: PublishedViTConfig) -> str:
         "positions of a NaFlexVit": vit_naflex.is_naflex_model(config),
     }
     listed = [name for name, given in beside.items() if given]
-    return f"timm has no {', no '.join(listed)} beside branches=2" if listed else ""
+    own = "branches=2" if config.branches else "differential=True"
+    return f"timm has no {', no '.join(listed)} beside {own}" if listed else ""
 
 
 def recognise(

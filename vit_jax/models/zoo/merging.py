@@ -34,6 +34,7 @@ def check_merging(config: classifier.ClassifierConfig) -> None:
         f"rope={config.rope}": config.rope != "none",
         "parallel=True": config.parallel,
         f"branches={config.branches}": config.branches,
+        "differential=True": config.differential,
         "norm_after=True": config.norm_after,
         "norm_residual=True": config.norm_residual,
         "weighted_layers=True": config.weighted_layers,

@@ -116,6 +116,8 @@ class PublishedViT(VisionTransformer):
         encoder = blocks.PublishedEncoder
         if config.token_merging:
             from vit_jax.models.zoo.merging import MergingEncoder as encoder
+        elif config.differential:
+            from vit_jax.models.zoo.differential import DifferentialEncoder as encoder
         return encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_pool(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:

@@ -145,12 +145,9 @@ class PublishedViTConfig(VisionTransformerConfig):
         minimum=0,
         published=True,
     )
-    parallel: bool = _structure(
-        False, "attention and MLP of a block work side by side on one norm (ViT-22B)"
-    )
-    branches: int = _structure(
-        0, "attentions side by side in a block, then that many MLPs (2203.09795); 0: one", minimum=0
-    )
+    parallel: bool = _structure(False, "attention and MLP side by side on one norm (ViT-22B)")
+    branches: int = _structure(0, "attentions, then MLPs, side by side (2203.09795)", minimum=0)
+    differential: bool = _structure(False, "attention is a difference of two (2410.05258)")
     norm: str = _structure(
         "layer", "kind of all norms; rms: without mean and bias (1910.07467)", choices=NORMS
     )
@@ -158,9 +155,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     norm_after: bool = _structure(
         False, "post-norm: normalise the outputs of attention and MLP (EVA-02-E, Swin V2)"
     )
-    norm_residual: bool = _structure(
-        False, "normalise each sum of input and output of attention and MLP (Transformer, BERT)"
-    )
+    norm_residual: bool = _structure(False, "normalise sums of input and output (BERT)")
     qk_norm: bool = _structure(False, "norm on queries and keys (ViT-22B)")
     attention_inner_norm: bool = _structure(
         False, "norm on the heads' results before their projection (BEiT-3)"
