@@ -168,6 +168,8 @@ def smaller(kind: str, arguments: dict) -> dict:
     patch = arguments.get("patch_size", 16)
     if kind in ("CrossVit", "MlpMixer"):
         return {}  # timm's functions take no other sizes
+    if arguments.get("embed_layer") == "ConvStem":  # without a projection to the width
+        return {"depth": 1}
     stride = 32 if arguments.get("embed_layer") else patch
     size = {"img_size": [2 * stride, 3 * stride]}
     fewer = {"depth": 2, "embed_dim": 48, "num_heads": 2}

@@ -97,7 +97,7 @@ def with_first_branch(shapes: Shapes) -> Shapes:
 def _taken(tensor, *slices: slice):
     """Some rows, and columns, of an array, or the shape of these."""
     before = _shape(tensor)
-    taken = [len(range(*one.indices(n))) for one, n in zip(slices, before, strict=False)]
+    taken = [len(range(*part.indices(n))) for part, n in zip(slices, before, strict=False)]
     shape = (*taken, *before[len(slices) :])
     if isinstance(tensor, tuple):
         return shape

@@ -253,12 +253,12 @@ def _refused_blocks(config: PublishedViTConfig) -> str:
     """Why timm has no such blocks with several attentions side by side, or differential attention; '' if it has."""
     if config.branches not in (0, 2):
         return f"timm has two attentions side by side, not branches={config.branches}"
-    beside = {
+    lacks = {
         "a distillation token": config.distilled,
         "rotary positions, or keys without biases": vit_new_timm.is_eva(config),
         "positions of a NaFlexVit": vit_naflex.is_naflex_model(config),
     }
-    listed = [name for name, given in beside.items() if given]
+    listed = [name for name, lacking in lacks.items() if lacking]
     own = "branches=2" if config.branches else "differential=True"
     return f"timm has no {', no '.join(listed)} beside {own}" if listed else ""
 
