@@ -113,8 +113,8 @@ class ModelSection(_Fields):
     'centred: in training, rows and columns are multiplied by one factor between this and its inverse (2 in DINOv3); 0: none (default: 0.0)'
     parallel: bool | None
     'attention and MLP side by side on one norm (ViT-22B) (default: False)'
-    branches: int | None
-    'attentions, then MLPs, side by side (2203.09795) (default: 0)'
+    block_branches: int | None
+    'attentions and MLPs side by side (2203.09795) (default: 0)'
     differential: bool | None
     'attention is a difference of two (2410.05258) (default: False)'
     norm: Literal['layer', 'rms'] | None
@@ -841,7 +841,7 @@ class ModelOptions(TypedDict, total=False):
     rope_jitter: float
     rope_rescale: float
     parallel: bool
-    branches: int
+    block_branches: int
     differential: bool
     norm: Literal['layer', 'rms']
     norm_bias: bool

@@ -92,7 +92,7 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         "qkv_bias": take("qkv_bias", True),
         "projection_bias": take("proj_bias", True),
         "parallel": False,
-        "branches": 0,
+        "block_branches": 0,
         "differential": False,
     }
     if naflex:
@@ -166,7 +166,7 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
         "layer_scale": "all" if scaled else "none",
         "norm_after": after,
         "parallel": block.endswith("ParallelScalingBlock"),
-        "branches": 2 if block == "ParallelThingsBlock" else 0,
+        "block_branches": 2 if block == "ParallelThingsBlock" else 0,
         "differential": attention == "diff" or block == "DiffParallelScalingBlock",
         "pre_norm": pre_norm,
         "patch_bias": not pre_norm,

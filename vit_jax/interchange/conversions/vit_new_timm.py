@@ -42,13 +42,13 @@ def architecture(
         return "deit_base_distilled_patch16_224", metadata
     kind = (config.norm, config.epsilon, config.norm_after)
     eva = is_eva(config, layout)
-    blocks = ("branches" if config.branches else "") + (layout.get("mlp") or "")
+    blocks = ("branches" if config.block_branches else "") + (layout.get("mlp") or "")
     base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, blocks))
     unscaled = eva and config.norm == "rms" and config.layer_scale == "none"
     if base is None or unscaled or (config.patch_norm and "aimv2" not in base):
         raise CheckpointError(
             f"timm builds no model with norm={config.norm!r}, epsilon={config.epsilon:g}, norm_after="
-            f"{config.norm_after}, gated_mlp={config.gated_mlp}, branches={config.branches} and patch_norm="
+            f"{config.norm_after}, gated_mlp={config.gated_mlp}, block_branches={config.block_branches} and patch_norm="
             f"{config.patch_norm} by a name: write a .safetensors file"
         )
     return base, metadata

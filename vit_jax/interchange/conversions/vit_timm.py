@@ -133,7 +133,7 @@ class Timm(contract.TimmConversion):
             return f"timm has no pooling {config.pool!r}"
         if config.rope_registers:
             return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
-        if (config.branches or config.differential) and (reason := _refused_blocks(config)):
+        if (config.block_branches or config.differential) and (reason := _refused_blocks(config)):
             return reason
         if config.parallel or (config.norm == "layer" and not config.norm_bias):
             return "timm has no parallel blocks with such tensors, nor layer norms without biases"
@@ -179,10 +179,10 @@ class Timm(contract.TimmConversion):
 
 def _layers(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
     """The rules of all blocks."""
-    if not config.branches:
+    if not config.block_branches:
         return _block_rules(config, layout, "encoder/layers")
     rules = []
-    for i in range(config.branches):
+    for i in range(config.block_branches):
         ours = f"encoder/layers/branches/{i}" if i else "encoder/layers"
         names = {plain: theirs for theirs, plain in vit_rearranged.names_of_branch(i)}
         rules += _block_rules(config, layout, ours, names)
@@ -251,15 +251,15 @@ def _block_rules(
 
 def _refused_blocks(config: PublishedViTConfig) -> str:
     """Why timm has no such blocks with several attentions side by side, or differential attention; '' if it has."""
-    if config.branches not in (0, 2):
-        return f"timm has two attentions side by side, not branches={config.branches}"
+    if config.block_branches not in (0, 2):
+        return f"timm has two attentions side by side, not block_branches={config.block_branches}"
     lacks = {
         "a distillation token": config.distilled,
         "rotary positions, or keys without biases": vit_new_timm.is_eva(config),
         "positions of a NaFlexVit": vit_naflex.is_naflex_model(config),
     }
     listed = [name for name, lacking in lacks.items() if lacking]
-    own = "branches=2" if config.branches else "differential=True"
+    own = "block_branches=2" if config.block_branches else "differential=True"
     return f"timm has no {', no '.join(listed)} beside {own}" if listed else ""
 
 

@@ -57,11 +57,11 @@ class BranchedBlock(PublishedBlock):
     ):
         if config.position_place == "layers":
             raise ConfigError(
-                f"model.branches={config.branches} does not go with positions that each layer has of its own "
-                f"(model.position={config.position}): set model.position_at=stem or shared"
+                f"model.block_branches={config.block_branches} does not go with positions of each layer's own (model."
+                f"position={config.position}): set model.position_at=stem or shared"
             )
         super().__init__(config, dtype=dtype, rngs=rngs)
-        others = range(1, config.branches)
+        others = range(1, config.block_branches)
         self.branches = nnx.Dict(
             {str(i): PublishedBlock(config, dtype=dtype, rngs=rngs) for i in others}
         )

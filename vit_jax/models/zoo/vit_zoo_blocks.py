@@ -23,7 +23,7 @@ from vit_jax.models.layers import LayerScale, Mlp, norm
 ORDERS = LazyTable(
     {
         "parallel": "vit_jax.models.zoo.block_orders:ParallelBlock",
-        "branches": "vit_jax.models.zoo.block_orders:BranchedBlock",
+        "block_branches": "vit_jax.models.zoo.block_orders:BranchedBlock",
         "norm_after": "vit_jax.models.zoo.block_orders:PostNormBlock",
         "norm_residual": "vit_jax.models.zoo.block_orders:ResidualNormBlock",
     }

@@ -146,7 +146,7 @@ class PublishedViTConfig(VisionTransformerConfig):
         published=True,
     )
     parallel: bool = _structure(False, "attention and MLP side by side on one norm (ViT-22B)")
-    branches: int = _structure(0, "attentions, then MLPs, side by side (2203.09795)", minimum=0)
+    block_branches: int = _structure(0, "attentions and MLPs side by side (2203.09795)", minimum=0)
     differential: bool = _structure(False, "attention is a difference of two (2410.05258)")
     norm: str = _structure(
         "layer", "kind of all norms; rms: without mean and bias (1910.07467)", choices=NORMS
@@ -357,4 +357,4 @@ class PublishedViTConfig(VisionTransformerConfig):
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
         block += 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
-        return self.depth * max(self.branches, 1) * block
+        return self.depth * max(self.block_branches, 1) * block
