@@ -273,6 +273,7 @@ def test_what_does_not_go_with_captions_is_refused(tmp_path):
     objective = resolve_with().objective
     assert objective.vocabulary == 259 and objective.tokenizer_digest == "bytes"
     rows = texts.TextRows(ImageTextOptions(text_length=4))
+    assert rows.encode("a" * 10_000).tolist() == [100, 100, 100, 1]
     out = np.empty(4, np.int32)
     with pytest.raises(BadImage, match="it has no caption"):
         rows.fill(out, Record(b"", (), "a.png"), 0.0)
