@@ -51,7 +51,6 @@ class SumOptions(TokenOptions):
         "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term "
         "does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'}))",
     )
-
     view: int = option(
         0,
         "beside a term of several views: which of config.data.views the other terms see; that term sees the rest",
@@ -248,9 +247,13 @@ class Sum(Objective):
 
     def teacher(self) -> tuple[FromCheckpoint, ...] | MovingAverage | None:
         if self._average:
-            momentum, start = self._average.objective.teacher().momentum, self._average.start
+            average, start = self._average.objective.teacher(), self._average.start
+            if not start:
+                return average
             return MovingAverage(
-                lambda step: jnp.where(step < start, 0.0, momentum(jnp.maximum(step - start, 0)))
+                lambda step: jnp.where(
+                    step < start, 0.0, average.momentum(jnp.maximum(step - start, 0))
+                )
             )
         sources = [term.objective.teacher() for term in self.terms]
         flat = [
