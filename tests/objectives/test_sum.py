@@ -245,17 +245,17 @@ def test_a_term_of_several_views_waits_and_the_others_see_the_whole_image(made, 
     own = whole.own_modules(nnx.Rngs(2))
     average = Learner(student, own, None, jnp.int32(0))
     alone = make(made, terms[:1], tokenizer="")
-    for step, begun in ((7, 0), (9, 1)):
+    for step, started in ((7, 0), (9, 1)):
         learner = Learner(student, own, average, jnp.int32(step))
         loss, metrics = whole(learner, views, nnx.Rngs(dropout=0))
         of_term = own.terms["viewed"]["gain"][...] * sum(
             views[name].mean((1, 2, 3, 4)) for name in ("image_1", "image_2")
         )
-        np.testing.assert_allclose(metrics["viewed_loss"], begun * of_term, rtol=1e-6)
-        assert metrics["viewed_step"].tolist() == [begun] * 4
-        assert own.terms["viewed"]["steps"][...] == begun
+        np.testing.assert_allclose(metrics["viewed_loss"], started * of_term, rtol=1e-6)
+        assert metrics["viewed_step"].tolist() == [started] * 4
+        assert own.terms["viewed"]["steps"][...] == started
         seen, _ = alone(learner, {"image": views["image_0"][:, 0]}, nnx.Rngs(dropout=0))
-        np.testing.assert_allclose(loss, seen + 3 * begun * of_term, rtol=1e-5)
+        np.testing.assert_allclose(loss, seen + 3 * started * of_term, rtol=1e-5)
     with pytest.raises(ConfigError, match="config.objective.view = 1"):
         make((student, context), terms, tokenizer="", view=1)
 

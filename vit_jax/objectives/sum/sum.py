@@ -240,8 +240,8 @@ class Sum(Objective):
                     kind=type(term.objective),
                     read=lambda name=term.name: _of_term(saved.read(), name),
                 )
-            found = term.objective.own_from(before, parts)
-            for names, of_term in zip((taken, reset), found, strict=True):
+            both = term.objective.own_from(before, parts)
+            for names, of_term in zip((taken, reset), both, strict=True):
                 names |= {f"terms/{term.name}/{name}": value for name, value in of_term.items()}
         return taken, reset
 
