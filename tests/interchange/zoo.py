@@ -6,7 +6,7 @@ timm with random weights, saved as timm does, read here, and computed by both.
 prints the table of docs/notes/2026-11-26-checkpoints.md. Networks of more than a few layers get fewer; names that share
 architecture and arguments share a comparison. That all takes an hour of two cores; results that FILE has
 are not computed again. With `--small` ViTs are narrow too, their images are not square where the network allows it,
-each architecture is compared once, and ResNets and EfficientNets are skipped: MINUTES minutes of one core.
+each architecture is compared once, and ResNets and EfficientNets are skipped: eight minutes of processor time.
 """
 
 import collections
