@@ -220,6 +220,32 @@ def test_parts_that_do_not_fit_are_errors_that_say_so(kit, options, words):
         kit.config(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            dict(block_branches=2, position="relative"),
+            "model.block_branches=2 .* set model.position_at=stem",
+        ),
+        (dict(differential=True, rope="axial"), "model.differential does not go with rope=axial"),
+        (dict(differential=True, width=18, heads=6, mlp_dim=8), "heads of 3 channels .* not even"),
+        (dict(differential=True, attention="short"), "set model.attention=xla"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_errors_that_say_so(kit, options, words):
+    with pytest.raises(ConfigError, match=words):
+        registry.abstract(kit.config(**options))
+
+
+def test_two_attentions_and_mlps_in_a_block_are_twice_the_parameters_and_operations(kit):
+    def block(branches):
+        one, two = (kit.config(block_branches=branches, depth=depth) for depth in (1, 2))
+        flops = two.block_flops(two.tokens) - one.block_flops(one.tokens)
+        return np.array([registry.count_parameters(two) - registry.count_parameters(one), flops])
+
+    np.testing.assert_array_equal(block(2), 2 * block(0))
+
+
 def parameters_of(name, **options):
     """Of a published architecture of timm without a head."""
     known = published.architectures()[name]
