@@ -94,7 +94,8 @@ def test_answers_are_those_of_the_full_forward_at_the_exit_an_image_leaves_at(
     images = some_images(count)
     full = in_full(toy, images)
     confidence = np.asarray(jax.nn.softmax(full)).max(-1)
-    chosen = [float(np.quantile(confidence[0], 0.6)), float(np.quantile(confidence[1], 0.4))]
+    # Between two images' confidences: at one of them rounding decides.
+    chosen = [float(np.quantile(confidence[0], 0.61)), float(np.quantile(confidence[1], 0.39))]
     batches = batched(images, batch_size)
     logits, exits = answered(inference(batch_size, devices), toy, chosen, batches)
     expected = thresholds.exits_of(confidence, chosen)

@@ -303,13 +303,13 @@ def test_a_vit_of_the_paper_is_the_published_one_without_what_others_added(kit, 
     assert type(built) is vit.VisionTransformer
     for kind in (vit.VisionTransformer, vit_zoo.PublishedViT):
 
-        def run(x, kind=kind):
+        def run(x, key, kind=kind):
             model = kind(config, rngs=nnx.Rngs(0))
             rngs = None if key is None else nnx.Rngs(dropout=key)
             out = model(x, deterministic=key is None, rngs=rngs, capture=True)
             return registry.split(model)[1].params, vars(out)
 
-        programs.append(jax.make_jaxpr(run, return_shape=True)(kit.images))
+        programs.append(jax.make_jaxpr(run, return_shape=True)(kit.images, key))
     (one, outputs), (other, others) = programs
     assert str(one) == str(other) and outputs == others
     jax.tree.map(np.testing.assert_array_equal, one.consts, other.consts)
