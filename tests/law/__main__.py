@@ -25,9 +25,8 @@ def main(arguments: list[str]) -> int:
     print(f"{name}: {rows.ROWS[name].about}")
     checks = rows.run(name, range(first, first + seeds))
     for check in checks:
-        print(
-            f"  {'holds  ' if check.holds else 'DIFFERS'} {check.name}: {check.seen} ({check.bound})"
-        )
+        verdict = "holds  " if check.holds else f"DIFFERS [{', '.join(check.failed)}]"
+        print(f"  {verdict} {check.name}: {check.seen} ({check.bound})")
     print(f"{time.process_time():.0f} s of processor time; versions: {rows.versions()}")
     return int(not all(check.holds for check in checks))
 

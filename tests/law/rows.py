@@ -64,6 +64,11 @@ ROWS = {
         judge="loss",
         percent=False,
     ),
+    "eomt": Row(
+        "scenes of digits, EoMT; transformers' EomtForUniversalSegmentation",
+        "eomt",
+        judge="mean_iou",
+    ),
     "dino": Row("CIFAR-10, DINO; lightly's head, loss and average, timm's ViT", "dino"),
 }
 

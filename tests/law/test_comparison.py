@@ -71,3 +71,35 @@ def test_draws_of_one_law_hold_and_a_shift_is_found_after_bonferroni():
     same, shifted = comparison.compare_draws(ours, theirs)
     assert (same.holds, shifted.holds) == (True, False)
     assert same.bound == f"p > {comparison.LEVEL / 2:.1g}"
+
+
+def test_a_check_says_in_which_tenths_and_directions_it_fails():
+    ours = curves(0)
+    ours["accuracy"][:, [2, 9]] += 0.03, -0.03
+    checks = comparison.compare_curves(ours, curves(1), judge="accuracy", percent=True)
+    assert checks[2].failed == ("tenth 3 above", "tenth 10 below")
+
+
+@pytest.mark.parametrize(
+    "correlation, outside, twice, same_way", [(0.0, 0.160, 0.026, 0.0016), (0.7, 0.214, 0.045, 0.0075)]
+)  # fmt: skip
+def test_of_equal_engines_one_curve_in_six_fails_and_few_fail_twice_in_the_same_way(
+    correlation, outside, twice, same_way
+):
+    """docs/fidelity.md has these shares, for such correlations of neighbouring tenths."""
+    tenths = np.arange(comparison.TENTHS)
+    mixing = np.linalg.cholesky(correlation ** np.abs(tenths[:, None] - tenths))
+    random = np.random.default_rng(0)
+
+    def away():
+        samples = random.standard_normal((2, 5, 20_000, comparison.TENTHS)) @ mixing.T
+        errors = comparison.standard_error(*samples)
+        return (samples[0].mean(0) - samples[1].mean(0)) / errors
+
+    first, second = (
+        np.concatenate([x > 3, x < -3, (x > 0).all(1)[:, None], (x < 0).all(1)[:, None]], axis=1)
+        for x in (away(), away())
+    )
+    assert first.any(1).mean() == pytest.approx(outside, abs=0.008)
+    assert (first.any(1) & second.any(1)).mean() == pytest.approx(twice, abs=0.004)
+    assert (first & second).any(1).mean() == pytest.approx(same_way, abs=0.002)
