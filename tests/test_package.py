@@ -73,7 +73,15 @@ def outside(wheel, tmp_path_factory):
             list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True
         )
 
-    pip = ("python", "-m", "pip", "--disable-pip-version-check", "install", "--no-deps")
+    pip = (
+        "python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-deps",
+        "--no-compile",
+    )
     installed = run(*pip, "--ignore-installed", "--no-index", wheel)
     assert installed.returncode == 0, installed.stderr
     return run
