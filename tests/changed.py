@@ -39,6 +39,7 @@ PLUGINS = {
     "tests.services.launching",
     "tests.services.runs",
 }
+FIXTURE = "fixture "
 # Where a change reaches all tests.
 ALL = (
     "setup.py",
@@ -141,7 +142,7 @@ def _identifiers(tree: ast.AST) -> set[str]:
 
 def _fixture(name: str) -> str:
     """A fixture's name, apart from those of variables: many are called `file` or `trained`."""
-    return f"fixture {name}"
+    return f"{FIXTURE}{name}"
 
 
 def _is_fixture(node: ast.FunctionDef | ast.ClassDef) -> bool:
@@ -154,10 +155,11 @@ def _is_slow(node: ast.AST) -> bool:
 
 
 class Piece(NamedTuple):
-    """A piece of a file: the modules that it imports or names, the names that it uses, and those by which others use
-    it.
+    """A piece of a file: its module, the modules that it imports or names, the names that it uses, and those by which
+    its own module and those that import it use it; of a fixture, any.
     """
 
+    module: str
     modules: frozenset[str]
     identifiers: frozenset[str]
     names: frozenset[str]
@@ -195,7 +197,9 @@ class Reach:
     def of(self, test: str) -> frozenset[str]:
         """The modules that a test file reaches."""
         own = self._names[self._root / test]
-        waiting, reached, identifiers, unused = {own, *self._conftests(test)}, set(), set(), set()
+        waiting, reached, unused = {own, *self._conftests(test)}, set(), set()
+        used = collections.defaultdict(set)  # names, by the module that uses them
+        importers = collections.defaultdict(set)
         while waiting:
             module = waiting.pop()
             reached.add(module)
@@ -204,13 +208,24 @@ class Reach:
                 found = {p for p in maybe if any(n.startswith(("test", "Test")) for n in p.names)}
                 pieces, maybe = pieces | found, maybe - found
             unused |= maybe
-            while pieces or any(piece.names & identifiers for piece in unused):
+            while pieces or (pieces := self._used(unused, used, importers)):
                 for piece in pieces:
                     waiting |= piece.modules - reached
-                    identifiers |= piece.identifiers
-                pieces = {piece for piece in unused if piece.names & identifiers}
-                unused -= pieces
+                    used[piece.module] |= piece.identifiers
+                    for imported in piece.modules:
+                        importers[imported].add(piece.module)
+                unused, pieces = unused - pieces, set()
         return frozenset(reached)
+
+    def _used(self, pieces: set[Piece], used: dict, importers: dict) -> set[Piece]:
+        """Those of the pieces whose names their own module uses, or one that imports it; of fixtures, any."""
+        fixtures = {name for names in used.values() for name in names if name.startswith(FIXTURE)}
+        return {
+            piece
+            for piece in pieces
+            if piece.names & fixtures
+            or any(piece.names & used[m] for m in (piece.module, *importers[piece.module]))
+        }
 
     def reached_by(self, paths: Iterable[str]) -> list[str] | None:
         """The test files that a change of files reaches, with the core's; `None`: all of them.
@@ -296,7 +311,7 @@ class Reach:
                     f"configs.{name}" for name in imports_of(node, neighbours)
                 } & self.known.keys()
             modules |= {m for name in WHOLE.keys() & identifiers for m in self._tables[WHOLE[name]]}
-        return Piece(frozenset(modules), frozenset(identifiers), frozenset(names))
+        return Piece(module, frozenset(modules), frozenset(identifiers), frozenset(names))
 
     def _named(self, texts: list[str]) -> set[str]:
         """The modules of the entries of tables that strings name."""
