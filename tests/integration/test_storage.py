@@ -12,7 +12,7 @@ from tests.integration.test_reliability import bits
 FULL, FREE = (2**18, resource.RLIM_INFINITY), (resource.RLIM_INFINITY,) * 2
 WIDE = (
     "--config.model.width=128", "--config.checkpoint.every=2 steps", "--config.audit.every=0",
-    "--config.augment.mixup=0.0",
+    "--config.augment.mixup=0.0", "--config.eval.evaluators=()",
 )  # fmt: skip
 
 
