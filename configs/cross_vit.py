@@ -33,7 +33,7 @@ def get_config(arg="15-dagger"):
 def paper(size):
     import deit
 
-    config = deit.recipe()
+    config = deit.get_config()
     config.data.image_size = 240
     config.data.interpolation = "bicubic"
     config.data.eval_resize = 274  # 240 / 0.875

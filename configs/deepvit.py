@@ -25,7 +25,7 @@ def get_config(arg="S"):
 def paper(size):
     import deit
 
-    config = deit.recipe()
+    config = deit.get_config()
     config.data.repeats = 1
     config.model.name = f"DeepViT-{size}"
     config.model.drop_path = 0.2

@@ -16,13 +16,6 @@ from vit_jax.config import default_config
 
 
 def get_config(arg="S"):
-    config = recipe(arg)
-    config.model.init = "deit"
-    return config
-
-
-def recipe(arg="S"):
-    """What other families are trained by too."""
     (size,) = recipes.arguments(arg, size=("Ti", "S", "B"))
     config = default_config()
     config.data.name = "imagenet2012"

@@ -40,7 +40,7 @@ def get_config(arg="T2T-12"):
 def paper(size):
     import deit
 
-    config = deit.recipe()
+    config = deit.get_config()
     config.data.repeats = 1
     config.data.interpolation = "bicubic"
     backbone, _, number = size.partition("-")

@@ -23,7 +23,7 @@ def get_config(arg="B/16"):
 def paper(size):
     import deit
 
-    config = deit.recipe()
+    config = deit.get_config()
     config.model.name = f"FF-{size}"
     config.model.dropout = 0.1
     return config

@@ -22,7 +22,7 @@ def get_config(arg="T"):
 def paper(size):
     import deit
 
-    config = deit.recipe()
+    config = deit.get_config()
     config.model.name = f"LocalViT-{size}"
     return config
 

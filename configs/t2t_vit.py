@@ -32,7 +32,7 @@ def get_config(arg="14"):
 def paper(size):
     import deit
 
-    config = deit.recipe()
+    config = deit.get_config()
     kind, _, number = size.rpartition("-")
     config.data.repeats = 1
     config.data.interpolation = "bicubic"

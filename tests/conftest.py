@@ -55,7 +55,8 @@ def pytest_collection_finish():
     gc.freeze()  # modules and items stay: no need to look through them again
 
 
-# No other process runs their programs: to write one takes 8 ms, a fourteenth of the time to compile it.
+# Few other tests run their programs: to write one takes 8 ms or more, a fourteenth of the time to compile it. Training
+# steps, which take longest, do come again: a tenth of the time that all their programs compile.
 ALONE = tuple(
     f"tests/{folder}/"
     for folder in ("compute", "data", "evaluation", "export", "inspection", "interchange", "models", "objectives",
@@ -67,7 +68,7 @@ ALONE = tuple(
 def pytest_runtest_setup(item):
     alone = item.nodeid.startswith(ALONE) and "compilation_cache" not in item.fixturenames
     if jax := sys.modules.get("jax"):
-        least = 1e9 if alone else float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
+        least = 0.4 if alone else float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
 
 

@@ -70,7 +70,12 @@ ARGUMENTS = {
     "linear_probe": ["imagenet2012", "vtab/dtd"],
     "axial": ["ViT-B/32", "smoke-resnet"],
     "efficientnet": ["B7", "B3,noisy"],
-    "speedrun": ["cifar10,muon", "cifar10,small_images", "cifar10,whole_images"],
+    "speedrun": [
+        "cifar10,muon",
+        "cifar10,small_images",
+        "cifar10,whole_images",
+        "cifar10,growing_images",
+    ],
     "bit_hyperrule": [
         "cifar100",
         "imagenet2012",
@@ -556,8 +561,6 @@ def test_bit_is_trained_as_its_paper_says(arguments, epochs, examples, falls):
 @pytest.mark.parametrize("size", ["Ti/16", "B/16", "L/32"])
 def test_feed_forward_only_networks_are_trained_as_deit_with_dropout(size):
     config, deit = recipe("feed_forward", size), recipe("deit", "S")
-    with deit.unlocked():
-        del deit.model.init  # DeiT's own
     deit.model.update({"name": f"FF-{size}", "dropout": 0.1})
     assert config == deit
     assert schedule_of(config).total_steps == round(300 * 1_281_167 / 1024)

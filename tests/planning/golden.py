@@ -109,7 +109,7 @@ CASES = {
             ("model.mlp_dim", 256), *_INPUTS,
         ),
     ),
-    "speedrun": Case("speedrun.py:cifar10", "v5e:2x2"),
+    "speedrun": Case("speedrun.py:cifar10,whole_images", "v5e:2x2"),
     "folder": Case("folder.py", "v5e:2x2", changes=(("model.num_classes", 10),), examples=10_000),
 }  # fmt: skip
 

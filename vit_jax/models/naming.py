@@ -9,8 +9,8 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier, registry
 
-# Printed beside the name, or fitted to the data.
-_NOT_NAMED = {"image_size"}
+# Printed beside the name, fitted to the data, or gone after the first step.
+_NOT_NAMED = {"image_size", "init"}
 
 
 def nearest_name(config: classifier.ClassifierConfig, called: str = "") -> str:

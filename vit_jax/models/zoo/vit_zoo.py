@@ -58,7 +58,8 @@ SMOKE = ("digits.py", 99.2, 199)
 def options_from_name(name: str) -> dict | None:
     """`ViT-B/16` -> its size and patch; `None` for a name of another family.
 
-    A DeiT (arXiv 2012.12877) is a ViT with the exact GELU; with `distilled=True` it is the paper's distilled one.
+    A DeiT (arXiv 2012.12877) is a ViT with the exact GELU and first weights of its own; with `distilled=True` it is
+    the paper's distilled one.
     """
     match = re.fullmatch(r"(ViT|DeiT)-(.+)/([1-9]\d*)", name)
     if not match:
@@ -69,7 +70,7 @@ def options_from_name(name: str) -> dict | None:
     depth, width, mlp_dim, heads = SIZES[size]
     options = dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
     if kind == "DeiT":
-        options["activation"] = "gelu"
+        options |= {"activation": "gelu", "init": "deit"}
     return options | (OPTIONS_22B if size == "22B" else {})
 
 
