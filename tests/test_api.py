@@ -229,7 +229,13 @@ def test_windows_that_slide_give_the_map_of_a_larger_image(run):
         ("Mixer-S/16", 32, (1,), [(1, 2, 2, 512)]),
         ("ResNet-R50x1", 32, ("stage2", -1), [(1, 4, 4, 512), (1, 1, 1, 2048)]),
         ("CrossViT-Ti", 240, ("small_blocks/2", 3), [(1, 20, 20, 96), (1, 14, 14, 192)]),
-        ("EfficientNet-B0", 32, (0, "stage7"), [(1, 16, 16, 32), (1, 1, 1, 320)]),
+        pytest.param(
+            "EfficientNet-B0",
+            32,
+            (0, "stage7"),
+            [(1, 16, 16, 32), (1, 1, 1, 320)],
+            marks=pytest.mark.slow,
+        ),  # stages as a ResNet has
         ("T2T-ViT-7", 32, (0,), [(1, 2, 2, 256)]),
     ],
 )

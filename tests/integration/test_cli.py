@@ -353,13 +353,20 @@ def test_a_run_goes_on_with_few_other_photos(command, photos, tmp_path, caplog):
     assert "configs/finetune.py:photos" in out + err
 
 
-def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):
-    small = [f"--config.model.{size}" for size in ("depth=2", "width=32", "mlp_dim=64", "heads=2")]
-    planned = ["plan", "--config=configs/digits.py", *small, "--json"]
+SMALL = [f"--config.model.{size}" for size in ("depth=2", "width=32", "mlp_dim=64", "heads=2")]
+
+
+# `test_pods.py` plans too; what a plan says is of `planning/test_plan.py`.
+@pytest.mark.slow
+def test_plan_tells_what_a_run_needs(command):
+    planned = ["plan", "--config=configs/digits.py", *SMALL, "--json"]
     code, out, _ = command(*planned, "--topology=cpu:8")
     plan = json.loads(out.splitlines()[-1])
     assert code == 0 and plan["fits"] and plan["batch_per_chip"] == 8
     assert plan["memory"]["peak"] > plan["memory"]["state"] > 0
     assert plan["collectives"][0]["kind"] == "all-reduce"
-    code, _, err = command(*planned, "--topology=v5e:3x3")
+
+
+def test_plan_tells_which_slices_there_are(command):
+    code, _, err = command("plan", "--config=configs/digits.py", *SMALL, "--topology=v5e:3x3")
     assert code == 2 and "v5e has no slice '3x3'; it has: 1x1, 2x2" in err

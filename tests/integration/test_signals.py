@@ -220,7 +220,9 @@ def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run
     assert err.endswith("vit_jax: SIGINT again: ended without saving\n")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], pytest.param(["train", "--help"], marks=pytest.mark.slow)]
+)
 def test_a_closed_pipe_ends_a_command_quietly(start, command):
     process = start("-m", "vit_jax", *command)
     process.stdout.close()
