@@ -19,7 +19,8 @@ vit_jax train --config=configs/distill.py:smoke --workdir=DIR --config.objective
     a small ViT on digits, 96.3 % (labels alone: 96.0), RUN being one of configs/digits.py; :smoke,soft or ,patient too.
 
 --config.model.distilled=False removes the distillation token; patient students have none. Any model can be the
-student, by --config.model.name, or the teacher. distill.py:features is configs/features.py:photos.
+student, by --config.model.name, or the teacher. distill.py:features is configs/features.py:photos, features,smoke its
+smoke.
 
 Expect, of 300 epochs with RegNetY-16GF as the teacher and its decision, 74.5, 81.2 and 83.4 % top-1
 on ImageNet (72.2, 79.9 and 81.8 without one: configs/deit.py, whose recipe this is). BiT-R50x1 with the patience of
@@ -46,8 +47,8 @@ PATIENT = {  # data set, trained on, evaluated on, classes; epochs; learning rat
 
 
 def get_config(arg="DeiT-S/16"):
-    if arg == "features":
-        return features.get_config("photos")
+    if arg.startswith("features"):
+        return features.get_config(arg.removeprefix("features").removeprefix(",") or "photos")
     model, kind = recipes.arguments(arg, model=("smoke", "photos", *SIZES, *PATIENT), kind=KINDS)
     if model != "smoke" and (kind == "patient") != (model in PATIENT):
         raise ConfigError(f"config argument {arg!r}: patient are only {', '.join(PATIENT)}")

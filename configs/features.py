@@ -60,6 +60,6 @@ def smoke():
     config = digits.get_config()
     config.objective.update(dict(name="features", hidden=64, last_hidden=128))
     config.augment.mixup = 0.0
-    config.optim.ema = 0.0
+    config.optim.ema, config.duration = 0.0, "20 epochs"
     config.eval.evaluators = ("knn",)
     return config

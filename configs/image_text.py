@@ -10,9 +10,10 @@ vit_jax train --config=configs/image_text.py:lit --workdir=DIR --config.data.pat
 vit_jax train --config=configs/image_text.py:dino_txt --workdir=DIR --config.data.path=PAIRS --config.init_from=RUN
     text for a frozen DINO, whose patches become like words: the recipe of configs/dino_txt.py
 vit_jax train --config=configs/image_text.py:smoke --workdir=DIR
-    small towers on coloured digits, some 64,000 pairs on two CPU cores
+    small towers on coloured digits, some 64,000 pairs on two CPU cores; also clip,smoke; lit,smoke from a run of
+    configs/digits.py; dino_txt,smoke from one of configs/dino.py:smoke,scenes
 
-Of the last expect, with one seed, 58 % of 359 grey digits by their names, and the right one of 120 captions for 49 % of
+Of smoke expect, with one seed, 58 % of 359 grey digits by their names, and the right one of 120 captions for 49 % of
 2,154 images.
 
 What comes out is judged by `vit_jax evaluate --checkpoint=DIR --suite=zero_shot`. Tokens are bytes unless
@@ -27,13 +28,16 @@ import digits
 import dino_txt
 
 from vit_jax import recipes
-from vit_jax.config import default_config
+from vit_jax.config import CHECKPOINT, default_config
 
 
 def get_config(arg="B/16"):
-    (kind,) = recipes.arguments(arg, kind=("B/16", "clip", "lit", "dino_txt", "smoke"))
-    if kind in ("smoke", "dino_txt"):
-        return smoke() if kind == "smoke" else dino_txt.get_config()
+    kinds = ("B/16", "clip", "lit", "dino_txt", "smoke")
+    kind, size = recipes.arguments(arg, kind=kinds, size=("smoke",))
+    if kind == "dino_txt":
+        return dino_txt.get_config(size or "L")
+    if size or kind == "smoke":
+        return smoke(kind)
     config = recipes.from_checkpoint() if kind == "lit" else default_config()
     config.objective.name, config.data.name = "image_text", "pairs"
     config.data.update(dict(image_size=224, train_crop="resize", eval_crop="resize"))
@@ -55,11 +59,18 @@ def get_config(arg="B/16"):
     return config
 
 
-def smoke():
+def smoke(kind):
     config = digits.get_config()
     config.data.name = "digit_pairs"
     config.objective.update(dict(name="image_text", text_length=16, text_depth=2))
-    config.model.update(dict(depth=3))
+    if kind == "lit":
+        config.init_from, config.model = CHECKPOINT, recipes.from_checkpoint().model
+        config.model.dtype = "float32"
+        config.optim.freeze = ("(?!objective/).*",)
+    else:
+        config.model.update(dict(depth=3))
+    if kind == "clip":
+        config.objective.update(dict(loss="softmax", text="clip", embed=64))
     config.augment.mixup = 0.0
     config.optim.update(dict(ema=0.0, lr=2e-3, weight_decay=1e-4, clip=1.0))
     config.batch_size, config.duration = 64, "1000 steps"

@@ -261,6 +261,8 @@ def resolve_with(data=(), objective=(), **fields):
 def test_what_does_not_go_with_captions_is_refused(tmp_path):
     for fields, message in (
         (dict(accumulate=2), "config.accumulate = 2"),
+        (dict(eval=dict(evaluators=("loss",))), "'loss' has no captions"),
+        (dict(eval=dict(evaluators=(("loss", {}),))), "'loss' has no captions"),
         (dict(objective=dict(tokenizer="bits")), "bits' is no file"),
         (dict(objective=dict(vocabulary=100)), "has 259 tokens"),
         (dict(objective=dict(tokenizer_digest="0123")), "tokens that are not those"),
@@ -271,6 +273,7 @@ def test_what_does_not_go_with_captions_is_refused(tmp_path):
     objective = resolve_with().objective
     assert objective.vocabulary == 259 and objective.tokenizer_digest == "bytes"
     rows = texts.TextRows(ImageTextOptions(text_length=4))
+    assert rows.encode("a" * 10_000).tolist() == [100, 100, 100, 1]
     out = np.empty(4, np.int32)
     with pytest.raises(BadImage, match="it has no caption"):
         rows.fill(out, Record(b"", (), "a.png"), 0.0)

@@ -174,6 +174,24 @@ RECIPES = {
         ),
         "objective_variables",
     ),
+    "sum with labels": (
+        ("",),
+        (
+            "--config.data.name=digits", "--config.objective.tokenizer=", "--config.eval.evaluators=('accuracy',)",
+            "--config.objective.terms=(('supervised',{{}}),('features',{{'teachers':('{teacher}',),'hidden':8,"
+            "'weight':0.5}}),('masked_patches',{{'start':'20 steps'}}))",
+        ),
+        "objective_variables",
+    ),
+    # Its moving average begins at step 15.
+    "sum:smoke,dino": (
+        ("",),
+        (
+            "--config.objective.terms=(('image_text',{{'text_depth':1}}),('dino',{{'start':'15 steps',"
+            "'prototypes':16,'head_hidden':16,'bottleneck':8,'temperature_warmup':'0 steps'}}))",
+        ),
+        "teacher_objective",
+    ),
     "gsam": (("",), (), "params"),
     # The number of images varies by step.
     "naflex": (
@@ -206,7 +224,9 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
     # On two devices, over which all of the state is sharded but parameters; audited all the time.
     audits = ("--config.audit.every=1", "--config.audit.replay_every=5")
     shared = ("--config.mesh.fsdp_min_size=0", *audits)
-    flags = (f"--config=configs/{recipe.split()[0]}.py:smoke", *ARGUMENTS[1:], *flags, *shared)
+    file, _, arg = recipe.split()[0].partition(":")
+    config = f"--config=configs/{file}.py:{arg or 'smoke'}"
+    flags = (config, *ARGUMENTS[1:], *flags, *shared)
     devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"}
 
     def start(workdir):

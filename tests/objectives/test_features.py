@@ -16,7 +16,7 @@ from vit_jax.data import batches
 from vit_jax.interchange import formats
 from vit_jax.interchange.file_header import preprocessing_of
 from vit_jax.models import registry
-from vit_jax.objectives.features import losses
+from vit_jax.objectives.features import features, losses
 from vit_jax.objectives.features.standardize import Moments, PhiS, hadamard, phi_s
 from vit_jax.training.assembly import assemble, resolve
 
@@ -194,6 +194,17 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
 def test_what_cannot_be_learned_is_refused_before_the_run(teachers, changes, message):
     with pytest.raises(UserError, match=message):
         run_of(**{"teachers": teachers} | changes)
+
+
+def test_what_is_interpolated_and_what_cannot_be_told_apart_is_said(teachers, caplog):
+    features._report_grid.cache_clear()
+    caplog.set_level("INFO", "absl")
+    objective = run_of(teachers).networks.objective
+    logged = [text for text in caplog.messages if "which are interpolated to them" in text]
+    assert len(logged) == len({text.split()[0] for text in logged}) > 0
+    assert not objective.warning({"cosine_0": 0.9998, "cosine_1": 0.3})
+    text = objective.warning({"cosine_0": 0.3, "cosine_1": 1.0})
+    assert f"are those of {teachers[1]}, " in text and "nothing is left to learn" in text
 
 
 def test_teachers_compute_in_the_type_of_the_student(teachers, monkeypatch):

@@ -15,10 +15,19 @@ from vit_jax import objectives
 from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
+from vit_jax.models.registry import Weights
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.objectives.contract import Learner, MovingAverage, ObjectiveContext, Teacher
+from vit_jax.objectives.contract import (
+    Learner,
+    MovingAverage,
+    Objective,
+    ObjectiveContext,
+    SavedObjective,
+    Teacher,
+)
+from vit_jax.objectives.image_text.image_text import ImageText
 from vit_jax.objectives.masked_patches import MaskedPatches
-from vit_jax.objectives.sum.sum import Sum, SumOptions
+from vit_jax.objectives.sum.sum import Sum, SumOptions, TextSum
 from vit_jax.recipes.user_files import load_config
 
 GUEST = pathlib.Path(__file__).resolve().parents[2] / "docs/extending/my_term.py"
@@ -193,6 +202,103 @@ def test_terms_of_labels_and_of_a_guest_share_the_pass(made, monkeypatch):
     np.testing.assert_allclose(loss, 0.5 * supervised + 2 * uniformity, rtol=1e-4)
 
 
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """None."""
+
+
+class Viewed(Objective):
+    """A guest's term of several views, whose teacher is a moving average, with a count of its steps."""
+
+    Options, needs_labels, mixes, needs_views = NoOptions, False, False, True
+
+    def own_modules(self, rngs):
+        return nnx.Dict(gain=nnx.Param(jnp.float32(2)), steps=nnx.Variable(jnp.int32(0)))
+
+    def teacher(self):
+        total = self.context.total_steps
+        return MovingAverage(lambda step: 0.5 + step / (2 * total))
+
+    def __call__(self, learner, batch, rngs):
+        assert "image" not in batch
+        assert sorted(self.context.views) == ["image_1", "image_2"]
+        learner.own["steps"][...] += 1
+        views = (batch["image_1"].mean((1, 2, 3, 4)), batch["image_2"].mean((1, 2, 3, 4)))
+        step = jnp.broadcast_to(learner.step, views[0].shape)
+        teacher = learner.teacher.own["gain"][...] * views[1]
+        return learner.own["gain"][...] * views[0] + teacher, {"step": step}
+
+
+def test_a_term_of_several_views_waits_and_the_others_see_the_whole_image(made, monkeypatch):
+    monkeypatch.setitem(objectives.OBJECTIVES, "viewed", Viewed)
+    student, context, *_ = made
+    shapes = {"image_0": (1, 16, 16, 3), "image_1": (2, 16, 16, 3), "image_2": (3, 8, 8, 3)}
+    random = np.random.default_rng(1)
+    views = {name: jnp.float32(random.normal(size=(4, *shape))) for name, shape in shapes.items()}
+    context = dataclasses.replace(context, views=shapes, teachers=())
+    terms = ("masked_patches", ("viewed", {"weight": 3.0, "start": "80%"}))
+    whole = make((student, context), terms, tokenizer="")
+    assert whole.needs_views and not whole.own_judged and not whole.needs_labels
+    # Until step 8 the average is the student; the two steps after that are all of its own.
+    momentum = whole.teacher().momentum
+    np.testing.assert_allclose([momentum(n) for n in (0, 7, 8, 9)], [0, 0, 0.5, 0.75])
+    own = whole.own_modules(nnx.Rngs(2))
+    average = Learner(student, own, None, jnp.int32(0))
+    alone = make(made, terms[:1], tokenizer="")
+    for step, started in ((7, 0), (9, 1)):
+        learner = Learner(student, own, average, jnp.int32(step))
+        loss, metrics = whole(learner, views, nnx.Rngs(dropout=0))
+        of_term = own.terms["viewed"]["gain"][...] * sum(
+            views[name].mean((1, 2, 3, 4)) for name in ("image_1", "image_2")
+        )
+        np.testing.assert_allclose(metrics["viewed_loss"], started * of_term, rtol=1e-6)
+        assert metrics["viewed_step"].tolist() == [started] * 4
+        assert own.terms["viewed"]["steps"][...] == started
+        seen, _ = alone(learner, {"image": views["image_0"][:, 0]}, nnx.Rngs(dropout=0))
+        np.testing.assert_allclose(loss, seen + 3 * started * of_term, rtol=1e-5)
+    with pytest.raises(ConfigError, match="config.objective.view = 1"):
+        make((student, context), terms, tokenizer="", view=1)
+
+
+def test_dino_is_a_term_of_views(made):
+    student, context, _, batch = made
+    shapes = {"image_0": (1, 16, 16, 3), "image_1": (2, 16, 16, 3)}
+    views = {name: jnp.zeros((4, *shape)) for name, shape in shapes.items()}
+    context = dataclasses.replace(context, views=shapes, teachers=())
+    options = dict(prototypes=8, head_hidden=8, bottleneck=4, start="80%", temperature_warmup="0%")
+    options |= dict(frozen_prototypes="0 steps", mask_shares=(0.3, 0.6))
+    whole = make((student, context), (TERMS[0], ("dino", options)))
+    assert whole.needs_views and whole.own_judged and whole.evaluator == "retrieval"
+    own = whole.own_modules(nnx.Rngs(2))
+    average = lambda student, own: Learner(student, own, None, jnp.int32(0))  # noqa: E731
+    given = student, context, None, views | {"tokens": batch["tokens"]}
+    metrics = traced_metrics(whole, own, given, average)
+    assert {"image_text_loss", "dino_dino_loss", "dino_ibot_loss", "dino_collapsed_steps"} <= {
+        *metrics
+    }
+    with pytest.raises(ConfigError, match="set gram_weight to 0"):
+        make((student, context), (TERMS[0], ("dino", options | {"gram_weight": 1.0})))
+
+
+def test_each_term_continues_from_a_sum_or_from_what_was_trained_alone(made):
+    objective = make(made, TERMS[::2], tokenizer_digest="of these")
+    like = registry.split(nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0))))[1]
+    saved = lambda kind, digest, weights: SavedObjective(  # noqa: E731
+        kind, {"tokenizer_digest": digest}, lambda: weights
+    )
+    table = "terms/image_text/text/token_table"
+    for digest, reset in (("of these", []), ("of others", [table])):
+        taken, why = objective.own_from(saved(TextSum, digest, like), like)
+        assert list(why) == reset and "terms/masked_patches/mask" in taken, digest
+        alone = Weights(like.params["terms"]["image_text"], {})
+        taken, why = objective.own_from(saved(ImageText, digest, alone), like)
+        assert "terms/image_text/text/position" in taken and (table in why) == bool(reset)
+        assert "objective is ImageText" in why["terms/masked_patches/mask"]
+    others = Weights({"terms": {"masked_patches": like.params["terms"]["masked_patches"]}}, {})
+    taken, why = objective.own_from(saved(Sum, "", others), like)
+    assert why[table] == "not in the checkpoint" and "terms/masked_patches/mask" in taken
+
+
 class Followed(MaskedPatches):
     """A guest's term, whose teacher is a moving average of it."""
 
@@ -225,7 +331,7 @@ def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
         (("image_txt",), {}, "'image_txt' is no objective"),
         (("supervised", "image_text"), {}, "which no data has together"),
         (("segmentation",), dict(tokenizer=""), "learns from masks"),
-        (("dino",), dict(tokenizer=""), "several views"),
+        (("dino", "masked_patches"), dict(tokenizer=""), "config.objective.view = 0"),
         ((("masked_patches", {"weight": -1}),), dict(tokenizer=""), "weight = -1"),
         ((("masked_patches", {"start": "late"}),), dict(tokenizer=""), "masked_patches: start"),
         ((("masked_patches", {"nosuch": 1}),), dict(tokenizer=""), "nosuch"),

@@ -299,7 +299,8 @@ SLOW = {
     "digits-2-slices", "vit_s16_i1k-2-slices", "vit_i1k-B16", "vit_i21k-L16", "scaling_vit-G14", "deit3_i21k",
     "dino_continue", "bit_hyperrule", "finetune", "noisy_student", "folder", "algoperf", "gsam", "vit_s16_i1k",
     "scaling_vit-B16", "linear_probe", "positions", "deit-S", "deit3", "rope_vit", "masked_patches-B16", "dynamic_vit",
-    "digits_finetune", "distill", "best", "image_text", "dino_txt", "vit_jft-H14",
+    "digits_finetune", "distill", "best", "image_text", "dino_txt", "sum-dino",
+    "vit_jft-H14",
     # Families without attention of their own for GPUs, beside LocalViT, the Mixer and EfficientNets.
     "deepvit", "axial", "feed_forward", "cross_vit",
 }  # fmt: skip
@@ -317,6 +318,7 @@ CASES = golden.CASES | {
         "image_text.py:B/16", "", changes=(("model.depth", 1),), examples=10**6
     ),
     "sum": golden.Case("sum.py:B/16", "", changes=(("model.depth", 1),), examples=10**6),
+    "sum-dino": golden.Case("sum.py:B/16,dino", "", changes=(("model.depth", 1),), examples=10**6),
     "dino_txt": golden.Case("dino_txt.py", "", changes=FROZEN, examples=10**6),
 }
 # Of a recipe on other chips or at other sizes, the steps are those of the first.

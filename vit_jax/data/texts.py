@@ -136,14 +136,13 @@ def for_run(config: Any, options: Any) -> Any:
             f"config.accumulate = {config.accumulate}: {name} compares all pairs of a batch, and parts of it would be "
             "another loss; set it to 1, and a smaller batch_size or more devices"
         )
-    for field in ("views", "native_tokens"):
-        if getattr(data, field):
-            raise ConfigError(
-                f"{name} takes one image of one size: set config.data.{field} to nothing"
-            )
+    if data.native_tokens:
+        raise ConfigError(
+            f"{name} takes images of one size: set config.data.native_tokens to nothing"
+        )
     if config.pseudo.teacher:
         raise ConfigError(f"{name} needs no labels: set config.pseudo.teacher=''")
-    if "loss" in config.eval.evaluators:
+    if any("loss" in (entry, *entry[:1]) for entry in config.eval.evaluators):
         raise ConfigError(
             f"config.eval.evaluators: 'loss' has no captions, which {name} needs; name retrieval or zero_shot"
         )

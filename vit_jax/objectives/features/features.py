@@ -12,10 +12,12 @@ probability that a teacher is dropped, see `losses.drop`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
@@ -29,6 +31,7 @@ from vit_jax.objectives.features.standardize import Moments, PhiS
 from vit_jax.objectives.output_term import OutputTerm
 
 _OPTION = "config.objective.teachers"
+_EQUAL = 0.9999  # cosine of two features that are the same but for rounding
 KINDS = ("summary", "patches")
 
 
@@ -108,6 +111,9 @@ class Features(OutputTerm):
                     f"{name} has no grid of patches (`grid` of its family's config): set "
                     "--config.objective.kinds='(\"summary\",)'"
                 )
+        if "patches" in kinds:
+            for name, config in models.items():
+                _report_grid(name, layout.grid(config), layout.grid(context.model))
         self.layers = self._layers()
 
     def _layers(self) -> tuple[str, ...]:
@@ -143,6 +149,19 @@ class Features(OutputTerm):
 
     def teacher(self) -> tuple[FromCheckpoint, ...]:
         return tuple(FromCheckpoint(path, "features", _OPTION) for path in self.options.teachers)
+
+    def warning(self, metrics: dict[str, float]) -> str:
+        equal = [
+            name
+            for number, name in enumerate(self.options.teachers)
+            if metrics.get(f"cosine_{number}", 0) > _EQUAL
+        ]
+        if not equal:
+            return ""
+        return (
+            f"The student's features are those of {' and '.join(equal)}, cosine {_EQUAL} and more: nothing is left to "
+            "learn. Is it the same model (config.init_from)? Take a larger teacher, or another"
+        )
 
     def flops(self) -> int:
         """Operations of an image's forward passes; the teachers', which have no backward pass, count a third. The
@@ -232,3 +251,15 @@ def _resized(x: jax.Array, grid: tuple[int, int], new: tuple[int, int]) -> jax.A
     maps = x.astype(jnp.float32).reshape(len(x), *grid, -1)
     resized = jax.image.resize(maps, (len(x), *new, x.shape[-1]), "linear", antialias=True)
     return resized.reshape(len(x), -1, x.shape[-1])
+
+
+@functools.cache  # An objective is made for each program.
+def _report_grid(teacher: str, grid: tuple[int, int], own: tuple[int, int]) -> None:
+    """Logs that a teacher's patches are others than the student's, once."""
+    if grid != own:
+        logging.info(
+            "%s has %d x %d patches and the student %d x %d, which are interpolated to them",
+            teacher,
+            *grid,
+            *own,
+        )

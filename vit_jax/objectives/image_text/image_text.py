@@ -3,7 +3,9 @@
 2412.16334), which trains blocks on top of a frozen one.
 
 The model is the image tower; the text tower, the projections and the loss's temperature and bias are the objective's
-own. A loss is over all pairs of a batch, so that a batch is never split: `config.accumulate` must be 1.
+own. A loss is over all pairs of a batch, so that a batch is never split: `config.accumulate` must be 1. As in the
+authors' code an image and the text of another never belong together, equal captions or not: captions by templates of
+few classes teach less than captions that differ.
 """
 
 import dataclasses

@@ -1,16 +1,17 @@
 """A weighted sum of objectives over one model: images and texts beside the features of other models, or masked patches.
 
-A term is any objective that learns from one view of an image, a guest's too. It brings its parameters, its fixed
-teachers or one moving average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm` share one
-forward pass; each other one sees the images its own way, and has a forward pass of its own. If a term learns from
-labels the model has a head and is judged by it.
+A term is any objective but one of masks, a guest's too. It brings its parameters, its fixed teachers or one moving
+average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm` share one forward pass; each other one
+sees the images its own way, and has a forward pass of its own. If a term learns from labels the model has a head and is
+judged by it. Beside a term of several views (`config.data.views`) the others see one of them, which it does not see.
 
 A term that has not begun costs nothing but that shared pass, unless it has state (running moments): that moves from the
-first step on.
+first step on. The term with a moving average waits, state and all: until it begins the average is the student, and its
+steps count from there.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from vit_jax.objectives.contract import (
 )
 from vit_jax.objectives.image_text.image_text import ImageText, TokenOptions
 from vit_jax.objectives.output_term import OutputTerm, forward
+from vit_jax.objectives.sum.later import has_state, run_if
 from vit_jax.objectives.supervised import Supervised
 
 _OPTION = "config.objective.terms"
@@ -48,6 +50,11 @@ class SumOptions(TokenOptions):
         (),
         "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term "
         "does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'}))",
+    )
+    view: int = option(
+        0,
+        "beside a term of several views: which of config.data.views the other terms see; that term sees the rest",
+        minimum=0,
     )
 
     @property
@@ -101,10 +108,13 @@ class Sum(Objective):
     @classmethod
     def variant(cls, options: SumOptions) -> type["Sum"]:
         kinds = [_kind(name) for name, _ in _named(options.terms) if name in objectives.OBJECTIVES]
+        views = any(kind.needs_views for kind in kinds)
         if any(issubclass(kind, ImageText) for kind in kinds):
-            return TextSum
+            return TextSumOfViews if views else TextSum
         if not any(kind.needs_labels for kind in kinds):
-            return cls
+            return SumOfViews if views else cls
+        if views:
+            return LabelledSumOfViews
         return MixedSum if all(kind.mixes for kind in kinds) else LabelledSum
 
     def __init__(self, options: SumOptions, context: ObjectiveContext):
@@ -113,6 +123,7 @@ class Sum(Objective):
             raise ConfigError(
                 f"objective sum needs terms: set --{_OPTION}=\"(('image_text',{{}}),('masked_patches',{{}}))\""
             )
+        self._view = self._own_view()
         terms, teachers = [], 0
         for name, given in _named(options.terms):
             terms.append(self._term(name, given, teachers))
@@ -146,9 +157,9 @@ class Sum(Objective):
             hint = nearest(name, objectives.OBJECTIVES)
             raise ConfigError(f"{_OPTION}: {name!r} is no objective{hint}")
         kind = _kind(name)
-        if kind.needs_views or kind.needs_masks or issubclass(kind, Sum):
+        if kind.needs_masks or issubclass(kind, Sum):
             raise ConfigError(
-                f"{_OPTION}: {name} learns from masks or several views of an image, which a sum does not have"
+                f"{_OPTION}: {name} cannot be a term: it learns from masks, or is a sum"
             )
         if kind.needs_labels and isinstance(self, TextSum):
             raise ConfigError(
@@ -172,14 +183,45 @@ class Sum(Objective):
                     f"{_OPTION}: {name}: {twice[0]} is an option of the sum: set config.objective.{twice[0]}"
                 )
             options = dataclasses.replace(options, **tokens)
-        without = dataclasses.replace(self.context, teachers=())
+        without = dataclasses.replace(self.context, teachers=(), **self._views_of(kind))
         objective = kind(options, without)
         source = objective.teacher()
+        if isinstance(source, MovingAverage) and start:
+            remaining = max(self.context.total_steps - start, 1)
+            objective = kind(options, dataclasses.replace(without, total_steps=remaining))
+        if objective.anchor():
+            raise ConfigError(
+                f"{_OPTION}: {name}: a sum keeps no earlier weights for Gram anchoring: set gram_weight to 0"
+            )
         count = len(source) if isinstance(source, tuple) else isinstance(source, FromCheckpoint)
         teachers = slice(first, first + count)
         if given_teachers := self.context.teachers[teachers]:
             objective = kind(options, dataclasses.replace(without, teachers=given_teachers))
         return Term(name, objective, float(weight), start, teachers)
+
+    def _own_view(self) -> str:
+        """The view that terms of one image see, by its name in a batch; '' where images have one view."""
+        if not self.needs_views:
+            return ""
+        name, views = f"image_{self.options.view}", (self.context.views, *self.context.other_views)
+        model = self.context.model
+        wanted = (1, *model.height_width, model.channels)
+        if any(of_batch.get(name) != wanted for of_batch in views):
+            raise ConfigError(
+                f"config.objective.view = {self.options.view}: of config.data.views this one must be there once, with "
+                "config.data.image_size in all steps: the terms that learn from one image see it"
+            )
+        return name
+
+    def _views_of(self, kind: type[Objective]) -> dict[str, Any]:
+        """What of a term's context says which views it sees."""
+        if not kind.needs_views:
+            return {"views": {}, "other_views": ()}
+        seen, *others = (
+            {name: shape for name, shape in views.items() if name != self._view}
+            for views in (self.context.views, *self.context.other_views)
+        )
+        return {"views": seen, "other_views": tuple(others)}
 
     def own_modules(self, rngs: nnx.Rngs) -> Own:
         made = {term.name: term.objective.own_modules(rngs) for term in self.terms}
@@ -188,13 +230,31 @@ class Sum(Objective):
     def own_from(
         self, saved: SavedObjective, like: Weights
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        if issubclass(saved.kind, Sum):
-            saved = dataclasses.replace(saved, kind=Sum)  # of other terms
-        return super().own_from(saved, like)
+        """Each term continues as it says: with that term of a sum, or with what was trained by it alone."""
+        taken, reset = {}, {}
+        for term in self.terms:
+            parts, before = _of_term(like, term.name), saved
+            if issubclass(saved.kind, Sum):
+                before = dataclasses.replace(
+                    saved,
+                    kind=type(term.objective),
+                    read=lambda name=term.name: _of_term(saved.read(), name),
+                )
+            both = term.objective.own_from(before, parts)
+            for names, of_term in zip((taken, reset), both, strict=True):
+                names |= {f"terms/{term.name}/{name}": value for name, value in of_term.items()}
+        return taken, reset
 
     def teacher(self) -> tuple[FromCheckpoint, ...] | MovingAverage | None:
         if self._average:
-            return self._average.objective.teacher()
+            average, start = self._average.objective.teacher(), self._average.start
+            if not start:
+                return average
+            return MovingAverage(
+                lambda step: jnp.where(
+                    step < start, 0.0, average.momentum(jnp.maximum(step - start, 0))
+                )
+            )
         sources = [term.objective.teacher() for term in self.terms]
         flat = [
             s for source in sources for s in (source if isinstance(source, tuple) else (source,))
@@ -230,13 +290,16 @@ class Sum(Objective):
         return None
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        seen = None
+        seen, views = None, batch
+        if self._view in batch:
+            batch = batch | {"image": batch[self._view][:, 0]}
         if self.shared:
             fixed = self.shared[0].objective.fixed_model
             seen = forward(learner.model, batch["image"], self.layers, fixed=fixed, rngs=rngs)
         loss, metrics = 0.0, {}
         for term in self.terms:
-            of_term, own_metrics = self._loss(term, learner, seen, batch, rngs.dropout())
+            given = views if term.objective.needs_views else batch
+            of_term, own_metrics = self._loss(term, learner, seen, given, rngs.dropout())
             weight = jnp.where(learner.step >= term.start, term.weight, 0.0)
             loss += weight * of_term
             own_metrics = {"loss": of_term} | own_metrics
@@ -248,18 +311,22 @@ class Sum(Objective):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Loss and metrics of a term; zeros before it begins."""
         own = learner.own.terms.get(term.name)
-        teacher = self._teacher_of(term, learner)
-        of_term = dataclasses.replace(learner, own=own, teacher=teacher)
+        step = learner.step - term.start if term is self._average else learner.step
+        of_term = dataclasses.replace(
+            learner, own=own, teacher=self._teacher_of(term, learner), step=step
+        )
 
-        def run() -> tuple[jax.Array, dict[str, jax.Array]]:
+        def run(own: nnx.Module | None) -> tuple[jax.Array, dict[str, jax.Array]]:
             rngs, objective = nnx.Rngs(dropout=key), term.objective
+            with_own = dataclasses.replace(of_term, own=own)
             if not isinstance(objective, OutputTerm):
-                return objective(of_term, batch, rngs)
+                return objective(with_own, batch, rngs)
             output, layers = seen
             read = tuple(layers[self.layers.index(name)] for name in objective.layers)
-            return objective.of_output(of_term, output, read, batch, rngs)
+            return objective.of_output(with_own, output, read, batch, rngs)
 
-        return run() if not term.start or _has_state(own) else _if(learner.step >= term.start, run)
+        waits = term.start and (term is self._average or not has_state(own))
+        return run_if(learner.step >= term.start, run, own) if waits else run(own)
 
     def _teacher_of(self, term: Term, learner: Learner) -> Any:
         """A term's part of the sum's teachers, as it would have them alone."""
@@ -292,6 +359,24 @@ class MixedSum(LabelledSum):
     mixes = True
 
 
+class SumOfViews(Sum):
+    """Some term learns from several views."""
+
+    needs_views = True
+
+
+class TextSumOfViews(TextSum):
+    """One from texts, one from several views."""
+
+    needs_views = True
+
+
+class LabelledSumOfViews(LabelledSum):
+    """One from labels, one from several views."""
+
+    needs_views = True
+
+
 def _named(terms: tuple) -> list[tuple[str, dict[str, Any]]]:
     """(name, options) of terms; some are a name alone."""
     pairs = ((entry, {}) if isinstance(entry, str) else entry for entry in terms)
@@ -304,13 +389,7 @@ def _kind(name: str) -> type[Objective]:
     return SupervisedOutput if kind is Supervised else kind
 
 
-def _has_state(own: nnx.Module | None) -> bool:
-    """Whether something of it is neither trained nor constant."""
-    return own is not None and bool(registry.split(own)[1].variables)
-
-
-def _if(condition: jax.Array, run: Callable) -> Any:
-    """What `run` gives, or zeros without running it."""
-    shapes = jax.eval_shape(run)
-    zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
-    return jax.lax.cond(condition, run, zeros)
+def _of_term(weights: Weights, name: str) -> Weights:
+    """What a term owns, of what a sum does."""
+    params, variables = (tree.get("terms", {}).get(name, {}) for tree in weights)
+    return Weights(params, variables)
