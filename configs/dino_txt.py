@@ -8,7 +8,9 @@ vit_jax train --config=configs/dino_txt.py:smoke --workdir=DIR --config.init_fro
 Then: vit_jax predict --checkpoint=DIR slide.jpg --words="tumour,stroma,background" --out=maps/
 
 Expect of smoke, with a DINO stopped after 200 steps, and one seed: the right one of 36 captions for 62 % of 200
-scenes, and maps that are poor: a mean IoU of 3 %.
+scenes, and maps that are poor: a mean IoU of 3 %. On scenes filled by digits in five colours, a DINO of 600 steps and
+1,000 steps of text, three seeds of text: 57 to 63 % for maps by colours and 23 to 24 % for maps by digits, where digits
+are.
 Expect, of DINOv3-L, mean IoU % of ADE20K 24.7 and of Cityscapes 36.9 (the authors', with windows at 512 pixels).
 
 Sizes, rate, decay, warm-up and batch are the authors' (facebookresearch/dinov3, eval/text). Not theirs: the blocks see

@@ -6,7 +6,8 @@ vit_jax train --config=configs/image_text.py:B/16 --workdir=DIR --config.data.pa
 vit_jax train --config=configs/image_text.py:clip --workdir=DIR --config.data.path=PAIRS
     the same towers with CLIP's text tower and loss
 vit_jax train --config=configs/image_text.py:lit --workdir=DIR --config.data.path=PAIRS --config.init_from=CHECKPOINT
-    a text tower for an image tower of yours, which stays as it is and costs a forward pass alone
+    a text tower for an image tower of yours, which stays as it is and costs a forward pass alone; where captions
+    repeat, as names of classes do, with --config.objective.loss=softmax, to which equal captions are equally right
 vit_jax train --config=configs/image_text.py:dino_txt --workdir=DIR --config.data.path=PAIRS --config.init_from=RUN
     text for a frozen DINO, whose patches become like words: the recipe of configs/dino_txt.py
 vit_jax train --config=configs/image_text.py:smoke --workdir=DIR

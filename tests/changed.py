@@ -34,6 +34,7 @@ WORD = r"(?<![\w-])[\w-]+(?![\w-])(?!\.(?!py\b)\w)"
 FOLDERS = ("vit_jax", "tests", "configs", "launch", "tools")
 PLUGINS = {
     "tests.skips",
+    "tests.lowering_contexts",
     "tests.processor_time",
     "tests.services.buckets",
     "tests.services.launching",

@@ -26,6 +26,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     PROGRAMS = tempfile.TemporaryDirectory(prefix="vit_jax_", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
+# PyTorch's threads wait for each other by counting, on cores that other tests could use.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nor does each of them parse every file again, as it would in images that keep Python from writing bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -38,6 +40,7 @@ pytest_plugins = [
     "tests.services.buckets",
     "tests.services.launching",
     "tests.services.runs",
+    "tests.lowering_contexts",
     "tests.skips",
     "tests.processor_time",
 ]

@@ -112,7 +112,11 @@ class ModelSection(_Fields):
     rope_rescale: float | None
     'centred: in training, rows and columns are multiplied by one factor between this and its inverse (2 in DINOv3); 0: none (default: 0.0)'
     parallel: bool | None
-    'attention and MLP of a block work side by side on one norm (ViT-22B) (default: False)'
+    'attention and MLP side by side on one norm (ViT-22B) (default: False)'
+    block_branches: int | None
+    'attentions and MLPs side by side (2203.09795) (default: 0)'
+    differential: bool | None
+    'attention is a difference of two (2410.05258) (default: False)'
     norm: Literal['layer', 'rms'] | None
     "kind of all norms; rms: without mean and bias (1910.07467) (default: 'layer')"
     norm_bias: bool | None
@@ -120,7 +124,7 @@ class ModelSection(_Fields):
     norm_after: bool | None
     'post-norm: normalise the outputs of attention and MLP (EVA-02-E, Swin V2) (default: False)'
     norm_residual: bool | None
-    'normalise each sum of input and output of attention and MLP (Transformer, BERT) (default: False)'
+    'normalise sums of input and output (BERT) (default: False)'
     qk_norm: bool | None
     'norm on queries and keys (ViT-22B) (default: False)'
     attention_inner_norm: bool | None
@@ -839,6 +843,8 @@ class ModelOptions(TypedDict, total=False):
     rope_jitter: float
     rope_rescale: float
     parallel: bool
+    block_branches: int
+    differential: bool
     norm: Literal['layer', 'rms']
     norm_bias: bool
     norm_after: bool

@@ -1,6 +1,7 @@
 """Products with operands in bfloat16 and sums in float32, against float64."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.repeats import slow_unless
 from vit_jax.compute import choices, dense
 from vit_jax.models import registry
 
@@ -90,8 +92,14 @@ def test_a_product_is_the_einsum_in_float64(formula, dtype):
 @pytest.mark.skipif(
     not choices.multiplies_bfloat16(), reason="only where products in bfloat16 are fast"
 )
-@pytest.mark.parametrize("remat", ["none", "auto"])
-@pytest.mark.parametrize("name", ["ViT-Ti/16", "Mixer-S/32"])
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    # Each model once, and recomputed layers once.
+    slow_unless(
+        [("ViT-Ti/16", "auto"), ("Mixer-S/32", "none")],
+        list(itertools.product(("ViT-Ti/16", "Mixer-S/32"), ("none", "auto"))),
+    ),
+)
 def test_the_compiler_converts_no_product_of_a_bfloat16_model_to_float32(name, remat):
     options = dict(image_size=64, depth=2, num_classes=8, dtype="bfloat16", remat=remat)
     config = registry.model_config(name, **options)

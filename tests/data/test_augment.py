@@ -17,7 +17,7 @@ from vit_jax.data.options import Augment, Data
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NOTHING = Augment(flip=False)
-EVERYTHING = Augment(color_jitter=0.4, randaugment_layers=2, mixup=0.8, cutmix=1.0, erasing=0.25)
+EVERYTHING = Augment(color_jitter=0.4, randaugment_layers=1, mixup=0.8, cutmix=1.0, erasing=0.25)
 BATCH = 128
 
 

@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def judged(command, trained, caplog):
+def judged(command, trained, caplog, compilation_cache):
     """`judged(*arguments)`: what `vit_jax evaluate` finds of the run, and what it logs."""
 
     def call(*arguments) -> tuple[dict, str]:

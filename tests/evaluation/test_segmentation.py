@@ -1,6 +1,7 @@
 """Mean IoU by exact counts, windows over images of any size, and what does not go together."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ from vit_jax.objectives.segmentation.segmentation import (
 torch, torchmetrics = lazily.Package("torch"), lazily.Package("torchmetrics")
 
 CLASSES = tuple("abcd")
+# Several tests run the same programs.
+pytestmark = pytest.mark.usefixtures("compilation_cache")
 
 
 def data(size=16):
@@ -113,21 +116,26 @@ def made(monkeypatch, source, **changes):
         sources.OPENERS, "blocks", lambda _: DataSet("", {"train": 7, "test": 7}, lambda _: source)
     )
     typed = schema.typed(config_class(), config)
-    model_config = registry.model_config("ViT-mu/8", image_size=16, num_classes=0)
+    networks, trained = untrained()
+    definition = registry.abstract(networks.model_config)[0]
+    context = EvalContext(typed, networks.model_config, definition, CLASSES, networks)
+    return evaluation.make((), context), trained
+
+
+@functools.cache
+def untrained():
+    """The networks, and their weights."""
+    model_config = registry.model_config("ViT-mu/8", image_size=16, num_classes=0, depth=1)
 
     def make_objective(model_config, teachers):
         about = ObjectiveContext(model_config, (0.5,) * 3, (0.5,) * 3, 10, int, num_classes=4)
         return Segmentation(SegmentationOptions(head="linear"), about)
 
     networks = Networks(model_config, make_objective)
-    context = EvalContext(
-        typed, model_config, registry.abstract(model_config)[0], CLASSES, networks
-    )
-    params, variables = networks.init(jax.random.key(0))
+    params, variables = jax.jit(networks.init)(jax.random.key(0))
     own = Weights(params.pop(OWN), variables.pop(OWN))
     own.params["linear"]["kernel"] *= 100  # so that no class wins everywhere
-    trained = EvaluatedModel(Weights(params, variables.get("model", {})), own=own)
-    return evaluation.make((), context), trained
+    return networks, EvaluatedModel(Weights(params, variables.get("model", {})), own=own)
 
 
 @pytest.mark.parametrize("windows", ["whole", "sliding"])

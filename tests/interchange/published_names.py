@@ -96,7 +96,7 @@ def facts(arguments: dict) -> dict:
     for name, value in arguments.items():
         if name in LEFT_OUT:
             if name == "embed_layer":
-                result[name] = "ConvStem" if "ConvStem" in repr(value) else "ResNet"
+                result[name] = _embedding(repr(value))
             continue
         if name == "norm_layer" and "eps" in getattr(value, "keywords", ()):
             result["norm_eps"] = value.keywords["eps"]
@@ -108,6 +108,13 @@ def facts(arguments: dict) -> dict:
             value = value[0]
         result[name] = "silu" if value == "SiLU" else value
     return result
+
+
+def _embedding(text: str) -> str:
+    """What makes patches: MobileCLIP's convolutions, a ResNet with batch norms, or one with group norms."""
+    if "ConvStem" in text:
+        return "ConvStem"
+    return "ResNet" if "GroupNorm" in text else "ResNetD"
 
 
 def table(models: dict[str, tuple[str, dict, dict]]) -> dict:

@@ -90,11 +90,12 @@ QUICK = ("ViT", "DINOv2", "MAE", "SigLIP", "BEiT", "CLIP with a head", "register
 OWN_SIZE = ("ViT", "registers of timm")
 
 
-def cases():
-    for kind in (*OF_TRANSFORMERS, *OF_TIMM):
-        for size in SIZES:
-            slow = kind not in QUICK or (size == "same" and kind not in OWN_SIZE)
-            yield pytest.param(kind, size, marks=[pytest.mark.slow] * slow)
+def case(kind, size):
+    slow = kind not in QUICK or (size == "same" and kind not in OWN_SIZE)
+    return pytest.param(kind, size, marks=[pytest.mark.slow] * slow)
+
+
+CASES = [case(kind, size) for kind in (*OF_TRANSFORMERS, *OF_TIMM) for size in SIZES]
 
 
 def randomized(model, keep=()):
@@ -224,7 +225,7 @@ def check_adapters(base, path, kind, x):
     oracles.assert_close(getattr(ours(vit_jax.load(path), x), what), expected.numpy(), 2e-5)
 
 
-@pytest.mark.parametrize("kind, size", cases())
+@pytest.mark.parametrize("kind, size", CASES)
 def test_what_is_written_at_any_size_is_read_by_its_library(
     sources, tmp_path, hub, monkeypatch, kind, size
 ):

@@ -2,6 +2,7 @@
 are written.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,8 +64,12 @@ def test_both_towers_are_those_of_transformers(kind, tmp_path):
     tokens[:, 5] = 29  # the end; what follows counts for SigLIP alone
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens), torch.tensor(pixels).permute(0, 3, 1, 2))
-    images = objective.image_vectors(own, model(jnp.asarray(pixels)))
-    texts = objective.text_vectors(own, jnp.asarray(tokens, jnp.int32))
+
+    @jax.jit
+    def vectors(pixels, tokens):
+        return objective.image_vectors(own, model(pixels)), objective.text_vectors(own, tokens)
+
+    images, texts = vectors(pixels, tokens.astype(np.int32))
     np.testing.assert_allclose(images, expected.image_embeds, atol=1e-5)
     np.testing.assert_allclose(texts, expected.text_embeds, atol=1e-5)
     logits = np.exp(float(own.temperature[...])) * np.asarray(images) @ np.asarray(texts).T

@@ -149,7 +149,7 @@ QUICK = ("vit", "resnet", "t2t", "efficientnet", "dynamic_vit")
 SOME = slow_unless(QUICK, FAMILIES)
 # These are put together from what others cut over a mesh: attention, MLPs, convolutions.
 COMPOSED = (
-    "hybrid", "deepvit", "t2t", "dynamic_vit", "axial_vit", "axial_resnet", "radio", "feed_forward",
+    "hybrid", "deepvit", "localvit", "t2t", "dynamic_vit", "axial_vit", "axial_resnet", "radio", "feed_forward",
 )  # fmt: skip
 CUT = slow_unless([f for f in FAMILIES if f not in COMPOSED], FAMILIES)
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from tests import lazily
-from tests.new_models import new_model
+from tests.models.conftest import parameters
 from tests.repeats import slow_unless
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import native_sizes, registry
@@ -39,11 +39,9 @@ SLOW = ("learned rotation", "rotated", "centred")  # Others cover most of their 
 
 def padded(images, grids, patch, tokens):
     """A batch whose padding is no zeros, which must not be seen."""
-    rows = [
-        cut_patches(jnp.asarray(x[None]), grid)[0] for x, grid in zip(images, grids, strict=True)
-    ]
-    rows = [jnp.pad(x, ((0, tokens - len(x)), (0, 0)), constant_values=3.0) for x in rows]
-    return PatchBatch(jnp.stack(rows), jnp.asarray(grids, jnp.int32))
+    rows = [cut_patches(x[None], grid)[0] for x, grid in zip(images, grids, strict=True)]
+    rows = [np.pad(x, ((0, tokens - len(x)), (0, 0)), constant_values=3.0) for x in rows]
+    return PatchBatch(jnp.asarray(np.stack(rows)), jnp.asarray(grids, jnp.int32))
 
 
 def draw(grids, patch=4):
@@ -84,20 +82,20 @@ def test_an_image_alone_is_what_it_is_among_others(name):
     grids = [(2, 6), (3, 4), (1, 5)]
     images = draw(grids)
     config = registry.model_config("ViT-B/16", **TINY | MODELS[name])
-    definition, weights = registry.split(new_model(config))
+    definition, weights = registry.abstract(config)[0], parameters(config)
     factors = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     factors[2] = 0  # It is only there.
 
     @jax.jit
     def results(params, batch, factors):
         def loss(params):
-            output = nnx.merge(definition, params, weights.variables)(batch)
+            output = nnx.merge(definition, params, {})(batch)
             return (output.logits * factors).sum(), output
 
         return jax.grad(loss, has_aux=True)(params)
 
     def results_in_numpy(*arguments):
-        gradient, output = results(weights.params, *arguments)
+        gradient, output = results(weights, *arguments)
         return jax.device_get(gradient), jax.device_get(output)
 
     gradient, together = results_in_numpy(padded(images, grids, 4, 15), factors)
@@ -111,7 +109,7 @@ def test_an_image_alone_is_what_it_is_among_others(name):
         np.testing.assert_allclose(output.tokens[0], together.tokens[i, :count], atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), total, gradient)
     if name == "attention pooling":
-        fixed = jax.jit(lambda x: nnx.merge(definition, *weights)(x).logits)(images[1][None])
+        fixed = jax.jit(lambda x: nnx.merge(definition, weights, {})(x).logits)(images[1][None])
         np.testing.assert_allclose(fixed[0], together.logits[1], atol=1e-5)
 
 

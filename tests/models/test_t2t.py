@@ -213,38 +213,44 @@ def test_directions_are_orthogonal_and_as_long_as_the_authors_code_has_them(coun
     np.testing.assert_allclose(smaller, count * np.eye(min(count, 16)), atol=1e-4)
 
 
+# Wide enough to measure.
+WIDE = tiny(width=64, heads=4, token_width=32, num_classes=0)
+
+
+@jax.jit
+def new(key):
+    return registry.split(registry.build(WIDE, rngs=nnx.Rngs(key)))[1]
+
+
 @functools.cache
 def drawn(seed):
-    """New parameters and state, wide enough to measure."""
-    config = tiny(width=64, heads=4, token_width=32, num_classes=0)
-    make = jax.jit(lambda key: registry.split(registry.build(config, rngs=nnx.Rngs(key)))[1])
-    return config, jax.device_get(make(jax.random.key(seed)))
+    """New parameters and state."""
+    return jax.device_get(new(jax.random.key(seed)))
 
 
 def test_random_features_are_state_that_training_leaves_alone_and_another_seed_draws_anew():
-    config, (params, variables) = drawn(0)
-    _, (_, others) = drawn(1)
+    (params, variables), (_, others) = drawn(0), drawn(1)
     one, other = (w["embedding"]["first"]["attention"]["directions"] for w in (variables, others))
     assert np.abs(one - other).max() > 0.1
     assert not [name for name in patterns.names(params) if "directions" in name]
 
     @jax.jit
     def train(params, variables, x):
-        model = nnx.merge(registry.abstract(config)[0], params, variables)
+        model = nnx.merge(registry.abstract(WIDE)[0], params, variables)
         model(x, deterministic=False, rngs=nnx.Rngs(dropout=0))
         return registry.split(model)[1].variables
 
-    jax.tree.map(np.testing.assert_array_equal, train(params, variables, images(config)), variables)
+    jax.tree.map(np.testing.assert_array_equal, train(params, variables, images(WIDE)), variables)
 
 
 def test_kernels_begin_with_the_deviation_of_the_authors_code():
-    config, (params, variables) = drawn(0)
+    params, variables = drawn(0)
     named = dict(zip(patterns.names(params), jax.tree.leaves(params), strict=True))
     for name, kernel in named.items():
         if name.endswith("kernel"):
             assert np.std(kernel) == pytest.approx(0.02, rel=0.1), name
     assert np.std(named["class_token"]) == pytest.approx(0.02, rel=0.4)
-    np.testing.assert_array_equal(variables["position"], sinusoids(*config.table))
+    np.testing.assert_array_equal(variables["position"], sinusoids(*WIDE.table))
 
 
 def test_dropout_between_the_splits_is_on_in_training_alone_and_full_attention_has_none():

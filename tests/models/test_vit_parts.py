@@ -9,7 +9,6 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
@@ -220,6 +219,32 @@ def test_parts_that_do_not_fit_are_errors_that_say_so(kit, options, words):
         kit.config(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            dict(block_branches=2, position="relative"),
+            "model.block_branches=2 .* set model.position_at=stem",
+        ),
+        (dict(differential=True, rope="axial"), "model.differential does not go with rope=axial"),
+        (dict(differential=True, width=18, heads=6, mlp_dim=8), "heads of 3 channels .* not even"),
+        (dict(differential=True, attention="short"), "set model.attention=xla"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_errors_that_say_so(kit, options, words):
+    with pytest.raises(ConfigError, match=words):
+        registry.abstract(kit.config(**options))
+
+
+def test_two_attentions_and_mlps_in_a_block_are_twice_the_parameters_and_operations(kit):
+    def block(branches):
+        one, two = (kit.config(block_branches=branches, depth=depth) for depth in (1, 2))
+        flops = two.block_flops(two.tokens) - one.block_flops(one.tokens)
+        return np.array([registry.count_parameters(two) - registry.count_parameters(one), flops])
+
+    np.testing.assert_array_equal(block(2), 2 * block(0))
+
+
 def parameters_of(name, **options):
     """Of a published architecture of timm without a head."""
     known = published.architectures()[name]
@@ -295,24 +320,25 @@ PAPER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", slow_unless(PAPER[1:], PAPER), ids=str)
+@pytest.mark.parametrize("options", PAPER, ids=str)
 def test_a_vit_of_the_paper_is_the_published_one_without_what_others_added(kit, options):
-    """`vit` is what runs, and what `vit_zoo` extends: same parameters, draws and outputs, bit for bit."""
-    config, outputs = kit.config(**options), []
+    """`vit` is what runs, and what `vit_zoo` extends: parameters, draws and outputs are one program."""
+    config, programs = kit.config(**options), []
     key = jax.random.key(1) if "dropout" in options else None
     built = nnx.eval_shape(lambda: registry.build(config, rngs=nnx.Rngs(0)))
     assert type(built) is vit.VisionTransformer
     for kind in (vit.VisionTransformer, vit_zoo.PublishedViT):
 
-        @jax.jit
-        def run(x, kind=kind):
+        def run(x, key, kind=kind):
             model = kind(config, rngs=nnx.Rngs(0))
             rngs = None if key is None else nnx.Rngs(dropout=key)
             out = model(x, deterministic=key is None, rngs=rngs, capture=True)
             return registry.split(model)[1].params, vars(out)
 
-        outputs.append(run(kit.images))
-    jax.tree.map(np.testing.assert_array_equal, *outputs)
+        programs.append(jax.make_jaxpr(run, return_shape=True)(kit.images, key))
+    (one, outputs), (other, others) = programs
+    assert str(one) == str(other) and outputs == others
+    jax.tree.map(np.testing.assert_array_equal, one.consts, other.consts)
 
 
 def test_any_option_of_published_weights_takes_the_published_model(kit):

@@ -108,3 +108,13 @@ def test_on_a_pod_no_chip_gathers_the_texts_that_xla_alone_would_gather():
         temporaries[name] = compiled.memory_analysis().temp_size_in_bytes
     assert gathers == {"ring": False, "plain": True}
     assert temporaries["ring"] <= 0.01 * temporaries["plain"]  # 0.25 and 96 MiB
+
+
+def test_equal_captions_share_the_target_of_softmax():
+    captions = np.arange(PAIRS) % 4
+    texts, equal = TEXTS[captions], captions[:, None] == captions
+    logits = np.exp(softmax.TEMPERATURE) * IMAGES @ texts.T
+    of_each = log_softmax(logits, axis=1) + log_softmax(logits, axis=0)
+    expected = -np.mean(of_each[equal]) / 2  # all pairs of equal captions count alike
+    arrays = [jnp.float32(x) for x in (IMAGES, texts, softmax.TEMPERATURE)]
+    np.testing.assert_allclose(softmax.softmax_loss(*arrays).mean(), expected, rtol=1e-6)

@@ -9,6 +9,8 @@ import pytest
 from flax import nnx
 
 from tests.models import oracles
+from tests.models.conftest import parameters
+from tests.new_models import drawn
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats
 from vit_jax.models import positions, registry
@@ -26,9 +28,18 @@ def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options)
     return Mae(MaeOptions(masked, normalize, **decoder), context), config
 
 
-def learner(objective, config, key=0):
-    model = registry.build(config, rngs=nnx.Rngs(key))
-    return Learner(model, objective.own_modules(nnx.Rngs(key + 1)), None, 0)
+def fixed(config):
+    """What a model has besides parameters: its table of positions."""
+    return jax.jit(lambda: registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1].variables)()
+
+
+def random_model(config):
+    return nnx.merge(registry.abstract(config)[0], parameters(config), fixed(config))
+
+
+def learner(objective, config):
+    own = drawn(lambda: objective.own_modules(nnx.Rngs(1)))
+    return Learner(random_model(config), own, None, 0)
 
 
 def of_tensors(t, prefix, width, heads):
@@ -86,12 +97,12 @@ def loss_of(objective, config, noise):
     """A function of the parameters, of images, with the masks of this noise."""
     definition, weights = registry.abstract_weights(config)
     own_definition, _ = registry.split(nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0))))
-    fixed = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1].variables
+    variables = fixed(config)
 
     def loss(params, images):
         model, own = params
         parts = Learner(
-            nnx.merge(definition, model, fixed), nnx.merge(own_definition, own), None, 0
+            nnx.merge(definition, model, variables), nnx.merge(own_definition, own), None, 0
         )
         return objective.loss(parts, images, np.argsort(noise, axis=1), None).mean()
 
@@ -112,8 +123,7 @@ def test_loss_and_gradients_are_those_of_the_official_code(shared_data, normaliz
         activation="gelu",
         decoder=dict(width=32, depth=2, heads=4),
     )
-    table = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1].variables["position"]
-    np.testing.assert_allclose(table, tensors["pos_embed"], atol=1e-6)
+    np.testing.assert_allclose(fixed(config)["position"], tensors["pos_embed"], atol=1e-6)
     decoder = sincos_2d(config.grid, 32, periods=8)
     np.testing.assert_allclose(decoder, tensors["decoder_pos_embed"][:, 1:], atol=1e-6)
     params = of_checkpoint(tensors, said["num_heads"], 4)
@@ -159,9 +169,8 @@ def test_loss_is_that_of_transformers(normalize):
         masked=0.6, normalize=normalize, width=24, depth=2, heads=2, mlp_dim=96, activation="gelu"
     )
     params = of_checkpoint(of_transformers(theirs), 2, 2)
-    np.testing.assert_allclose(
-        loss_of(objective, config, noise)(params, jnp.asarray(images)), float(expected), rtol=1e-5
-    )
+    loss = jax.jit(loss_of(objective, config, noise))(params, images)
+    np.testing.assert_allclose(loss, float(expected), rtol=1e-5)
 
 
 def new_of_transformers(**options):
@@ -228,9 +237,13 @@ def test_the_encoder_sees_nothing_of_the_removed_patches():
 
 def test_layers_around_the_decoder_begin_as_the_authors_code_draws_them():
     objective, _ = made()
-    own = objective.own_modules(nnx.Rngs(0))
-    for layer in (own.embed, own.head):
-        kernel = layer.kernel[...]
+
+    @jax.jit
+    def kernels():
+        own = objective.own_modules(nnx.Rngs(0))
+        return own.embed.kernel[...], own.head.kernel[...]
+
+    for kernel in kernels():
         bound = (6 / sum(kernel.shape)) ** 0.5  # Xavier-uniform
         assert 0.97 * bound < np.abs(kernel).max() <= bound
 
@@ -275,7 +288,7 @@ def test_only_plain_vits_can_learn_so():
 
 def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
     _, config = made(num_classes=3, activation="gelu")
-    model = registry.build(config, rngs=nnx.Rngs(0))
+    model = random_model(config)
     _, weights = registry.split(model)
     images = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
     written = formats.LoadedCheckpoint(config, weights.params, variables=weights.variables)
@@ -284,7 +297,8 @@ def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
     assert found.model_config == dataclasses.replace(config, position="learned")
     definition, _ = registry.abstract_weights(found.model_config)
     again = nnx.merge(definition, jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, found.params)))
-    np.testing.assert_allclose(again(images).tokens, model(images).tokens, atol=1e-6)
+    tokens = nnx.jit(lambda model: model(images).tokens)
+    np.testing.assert_allclose(tokens(again), tokens(model), atol=1e-6)
     # Fine-tuned, it may be trained, at another resolution too; not the other way round.
     larger = dataclasses.replace(found.model_config, image_size=48)
     words, resize = positions.fit_parameter("position", config, larger, "bilinear")

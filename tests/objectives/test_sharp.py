@@ -32,13 +32,14 @@ def dino(**changes):
 
 def stepped(make, at, **changes):
     """(state before, state after, metrics) of a step after so many, with SAM and without, of one batch."""
-    found = []
+    first, found = None, []
     for sharp in (SHARP, {}):
         config = resolve(make(**SMALL | RATES | sharp | changes))
         assembly = assemble(config, num_classes=0, examples_per_epoch=64)
         random, spec = np.random.default_rng(0), batches.spec(config, num_classes=0)
         batch = {n: random.integers(0, 256, x.shape, np.uint8) for n, x in spec.items()}
-        first, step = jax.jit(assembly.init)(jax.random.key(0)), jax.jit(assembly.train_step)
+        first = first or jax.jit(assembly.init)(jax.random.key(0))
+        step = jax.jit(assembly.train_step)
         states = [counted(first, i) for i in at]
         found.append([(state, *step(state, batch)) for state in states])
     return zip(*found, strict=True)

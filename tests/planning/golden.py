@@ -61,7 +61,7 @@ CASES = {
     "digits": Case("digits.py", "v5e:2x2"),
     "digits-2-slices": Case(
         "digits.py", "v5e:2x2", slices=2,
-        changes=(("mesh.fsdp", 4), ("mesh.fsdp_min_size", 1024), ("model.depth", 2)),
+        changes=(("mesh.fsdp", 4), ("mesh.fsdp_min_size", 1024), ("model.depth", 1)),
     ),
     "vit_s16_i1k": Case("vit_s16_i1k.py", "v5e:2x4"),
     "vit_s16_i1k-2-slices": Case("vit_s16_i1k.py", "v5e:2x2", slices=2, changes=(("mesh.fsdp", 4),)),

@@ -84,7 +84,7 @@ def weights(tmp_path_factory):
     """A tiny ViT with random weights, of 16 classes that are none of the photos'."""
     options = {"num_classes": 16, "depth": 1, "width": 32, "heads": 2, "mlp_dim": 32}
     config = registry.model_config("ViT-Ti/16", image_size=32, **options)
-    params = registry.initialize(config, jax.random.key(0))
+    params = jax.jit(lambda key: registry.initialize(config, key))(jax.random.key(0))
     classes = tuple(map(str, range(16)))
     path = tmp_path_factory.mktemp("weights") / "tiny"
     checkpoint = formats.LoadedCheckpoint(config, params, classes, formats.Preprocessing(32))

@@ -11,6 +11,7 @@ import pytest
 import vit_jax
 from tests.integration.conftest import TINY
 from tests.integration.test_reliability import all_bits
+from tests.models.conftest import parameters
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import descriptions, reading
@@ -39,9 +40,11 @@ def make(compilation_cache):
 
 @pytest.fixture(scope="module")
 def base(make, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("base")
-    vit_jax.train(make(duration="4 steps"), workdir)
-    return workdir
+    folder = tmp_path_factory.mktemp("base") / "model"
+    config = assemble(resolve(make()), num_classes=10, examples_per_epoch=1000).model_config
+    model = formats.LoadedCheckpoint(config, parameters(config))
+    formats.write_checkpoint(model, folder, "orbax")
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.new_models import new_weights
+from tests.new_models import drawn
 from tests.training.test_step import MESHES, make_batches, make_config, run
 from vit_jax.base import schema
 from vit_jax.config import config_class
@@ -64,7 +64,8 @@ def test_parts_of_a_batch_over_a_mesh_move_them_the_average_follows_and_bad_step
 
 
 def new_statistics(assembly):
-    return new_weights(assembly.model_config).variables
+    model = drawn(lambda: registry.build(assembly.model_config, rngs=nnx.Rngs(0)))
+    return registry.split(model)[1].variables
 
 
 def test_the_loss_of_held_out_examples_is_by_the_averaged_ones_whatever_the_batch():

@@ -354,15 +354,13 @@ def same_bits(one, other):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def test_with_fsdp_the_sum_of_accumulated_gradients_is_kept_in_parts():
-    config = make_config(accumulate=2, **{"model.unroll": 1})
-    mesh = meshes.make_mesh(MESHES["fsdp"], jax.devices()[:8])
-    assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
+def test_the_sum_of_accumulated_gradients_is_kept_in_parts(on_eight_devices):
+    _, state, _, step = on_eight_devices
+    mesh = state.step.sharding.mesh
     with jax.set_mesh(mesh):
-        like = assembly.abstract_state(mesh)
         batch = jax.device_put(next(make_batches(1)), meshes.batch_sharding(mesh))
-        step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
-        text = step.lower(like, batch).compile().as_text()
-    carried = " ".join(line.split(" while(")[0] for line in text.splitlines() if " while(" in line)
-    # The MLPs' first kernels: (layers, 64, 128), of which a device has an eighth.
-    assert "f32[2,64,16]" in carried and "f32[2,64,128]" not in carried
+        text = step.lower(state, batch).compile().as_text()  # The program that ran.
+    loops = [line.split(" while(")[0] for line in text.splitlines() if " while(" in line]
+    (over_parts,) = (carried for carried in loops if "f32[4,1,16,16,3]" in carried)
+    # The MLPs' first kernels: (layers, 64, 128), of which a device has an eighth, though a quarter of the parameters.
+    assert "f32[2,16,64]" in over_parts and "f32[2,64,128]" not in "".join(loops)

@@ -35,8 +35,8 @@ def inspect(context: InspectionContext) -> Section:
         ).image()  # fmt: skip
         if np.isnan(stream.entropy).any():
             texts.append(
-                f"Where re-attention makes weights of {title} negative they are no distribution, and "
-                "entropy and logits have no meaning."
+                f"Where re-attention, or a difference of two attentions, makes weights of {title} negative they are no "
+                "distribution, and entropy and logits have no meaning."
             )
     texts.append(
         "Entropy near 0 is attention to single tokens, which with growing logits precedes training "

@@ -27,8 +27,8 @@ _STRUCTURE = {
     "qkv_bias": False,
     "projection_bias": True, "layer_scale": "all", "gated_mlp": False, "attention_inner_norm": False,
     "mlp_inner_norm": False, "patch_bias": True, "patch_norm": False, "pre_norm": False, "pool": "token",
-    "last_norm": "tokens", "representation": 0, "distilled": False, "parallel": False, "weighted_layers": False,
-    "crop_to_patches": False,
+    "last_norm": "tokens", "representation": 0, "distilled": False, "parallel": False, "block_branches": 0,
+    "differential": False, "weighted_layers": False, "crop_to_patches": False,
 }  # fmt: skip
 
 

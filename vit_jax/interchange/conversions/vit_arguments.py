@@ -92,6 +92,8 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         "qkv_bias": take("qkv_bias", True),
         "projection_bias": take("proj_bias", True),
         "parallel": False,
+        "block_branches": 0,
+        "differential": False,
     }
     if naflex:
         options |= vit_naflex.options_from_arguments(take, options) | _no_rope()
@@ -133,11 +135,16 @@ def _mlp(take, of_eva: bool, width: int) -> tuple[bool, int]:
     return layer != "Mlp", hidden // 2 if packed else hidden
 
 
+_BLOCKS = (
+    "Block", "ResPostBlock", "ParallelScalingBlock", "ParallelThingsBlock", "DiffParallelScalingBlock"
+)  # fmt: skip
+
+
 def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     """What VisionTransformer has in its own way."""
     pooled = options["pool"] == "mean" if (norm := take("fc_norm", None)) is None else norm
     block = take("block_fn", "Block")
-    if block not in ("Block", "ResPostBlock", "ParallelScalingBlock"):
+    if block not in _BLOCKS:
         raise CheckpointError(f"timm's block_fn={block!r} is not supported")
     after = block == "ResPostBlock"
     pre_norm, embed_norm = take("pre_norm", False), take("embed_norm_layer", None)
@@ -145,7 +152,11 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     own = not take("no_embed_class", False)
     if take("pos_embed", "learn") != "learn":
         raise CheckpointError(f"timm's pos_embed={metadata['pos_embed']!r} is not supported")
-    for name, usual in (("attn_layer", ("attn",)), ("embed_layer", ("PatchEmbed", "ResNet"))):
+    attention = take("attn_layer", "attn")
+    for name, usual in (
+        ("attn_layer", ("attn", "diff")),
+        ("embed_layer", ("PatchEmbed", "ResNet")),
+    ):
         if (value := take(name, usual[0])) not in usual:
             raise CheckpointError(f"timm's {name}={value!r} is not supported")
     return {
@@ -154,7 +165,9 @@ def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
         "mlp_inner_norm": take("scale_mlp_norm", False),
         "layer_scale": "all" if scaled else "none",
         "norm_after": after,
-        "parallel": block == "ParallelScalingBlock",
+        "parallel": block.endswith("ParallelScalingBlock"),
+        "block_branches": 2 if block == "ParallelThingsBlock" else 0,
+        "differential": attention == "diff" or block == "DiffParallelScalingBlock",
         "pre_norm": pre_norm,
         "patch_bias": not pre_norm,
         "patch_norm": bool(embed_norm),

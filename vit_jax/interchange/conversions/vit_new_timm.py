@@ -12,9 +12,10 @@ from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
 _ROPES = {ours: theirs for theirs, ours in vit_arguments.ROPES.items()}
 # Layers and the epsilon of norms are no JSON: architectures that have them, by class, norm, its epsilon, whether
-# blocks norm what they give, and the MLP's names (see `vit_timm.Timm.layout`).
+# blocks norm what they give, and the MLP's names (see `vit_timm.Timm.layout`) or several branches.
 _BASES = {
     ("vit", "layer", 1e-6, False, ""): "vit_base_patch16_224",
+    ("vit", "layer", 1e-6, False, "branches"): "vit_base_patch16_18x2_224",
     ("vit", "layer", 1e-5, False, ""): "vit_base_patch16_clip_224",
     ("vit", "layer", 1e-6, False, "packed"): "vit_giant_patch14_dinov2",
     ("vit", "rms", 1e-5, False, "separate"): "aimv2_large_patch14_224",
@@ -41,13 +42,14 @@ def architecture(
         return "deit_base_distilled_patch16_224", metadata
     kind = (config.norm, config.epsilon, config.norm_after)
     eva = is_eva(config, layout)
-    base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, layout.get("mlp") or ""))
+    blocks = ("branches" if config.block_branches else "") + (layout.get("mlp") or "")
+    base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, blocks))
     unscaled = eva and config.norm == "rms" and config.layer_scale == "none"
     if base is None or unscaled or (config.patch_norm and "aimv2" not in base):
         raise CheckpointError(
             f"timm builds no model with norm={config.norm!r}, epsilon={config.epsilon:g}, norm_after="
-            f"{config.norm_after}, gated_mlp={config.gated_mlp} and patch_norm={config.patch_norm} by a name: write a "
-            ".safetensors file"
+            f"{config.norm_after}, gated_mlp={config.gated_mlp}, block_branches={config.block_branches} and patch_norm="
+            f"{config.patch_norm} by a name: write a .safetensors file"
         )
     return base, metadata
 
@@ -86,7 +88,7 @@ def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str
 
 
 def _vit_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+    return ({"attn_layer": "diff"} if config.differential else {}) | {
         "init_values": config.layer_scale_init if config.layer_scale != "none" else 0,
         "fc_norm": config.last_norm == "pooled",
         "final_norm": config.last_norm != "none",

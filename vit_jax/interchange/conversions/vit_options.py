@@ -71,6 +71,8 @@ def from_tensors(shapes: Shapes) -> Options:
         "key_bias": of_keys if biased else True,
         "projection_bias": f"{attention}.proj.bias" in shapes,
         "parallel": f"{block}.norm2.weight" not in shapes,
+        "block_branches": count_layers(shapes, r"blocks\.0\.attns\.(\d+)\."),
+        "differential": f"{attention}.lambda_q1" in shapes,
         "gated_mlp": gated,
         "layer_scale": {(True, True): "all", (True, False): "attention"}.get(tuple(scales), "none"),
         "patch_bias": "patch_embed.proj.bias" in shapes,
@@ -273,7 +275,7 @@ def published_heads(options: Options) -> tuple[int | None, dict[str, Open]]:
     Args:
       options: of a ViT with a class token; its heads are assumed.
     """
-    usual = {"gated_mlp": False, "rope": "none", "layer_scale": "none"}
+    usual = {"gated_mlp": False, "rope": "none", "layer_scale": "none", "block_branches": 0}
     sizes = {name: options[name] for name in ("depth", "width", "mlp_dim")} | {"class": True}
     sizes |= {name: options.get(name, value) for name, value in usual.items()}
     values: dict[Any, list[str]] = {}

@@ -5,6 +5,7 @@ is which tensor is which parameter.
 """
 
 import math
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from vit_jax.interchange.conversions.rules import SAME, Rule, reordered
 from vit_jax.interchange.conversions.vit_flax import with_learned_position, without_class_row
 from vit_jax.models import published
 from vit_jax.models.preprocessing import Preprocessing, torchvision_crop
+from vit_jax.models.zoo import differential
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 
@@ -47,7 +49,8 @@ class Timm(contract.TimmConversion):
         self, shapes: contract.Shapes, metadata: Mapping[str, Any]
     ) -> contract.DetectedModel | None:
         if vit_rearranged.is_parallel(shapes):
-            shapes = vit_rearranged.as_plain(shapes, vit_rearranged.rows_of_shape)
+            shapes = vit_rearranged.as_plain(shapes)
+        shapes = vit_rearranged.with_first_branch(shapes)
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
@@ -59,31 +62,11 @@ class Timm(contract.TimmConversion):
     def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """As a plain ViT has them."""
         if vit_rearranged.is_parallel(tensors):
-            tensors = vit_rearranged.as_plain(tensors, vit_rearranged.rows_of_array)
+            tensors = vit_rearranged.as_plain(tensors)
         return vit_rearranged.with_all_heads(tensors)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters, in the variant of the names that `layout` describes."""
-        ours, theirs = "encoder/layers", "blocks.{layer}"
-        attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
-        qkv = (f"{attention}.qkv",)
-        biases = (f"{attention}.q_bias", f"{attention}.v_bias")
-        if layout.get("qkv") == "separate":
-            qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
-            biases = (f"{qkv[0]}.bias", f"{qkv[2]}.bias")
-        size = config.width // config.heads
-        channels = None
-        if config.rope in ("axial", "mixed"):
-            first = layout.get("rope_columns_first", False)
-            channels = pytorch.rotary_channels(size, columns_first=first)
-        of_head = SAME if channels is None else reordered(0, channels)
-        up = pytorch.linear(f"{ours}/mlp/up", f"{mlp}.fc1")
-        if config.gated_mlp:
-            separate = layout.get("mlp") == "separate"
-            names = (f"{mlp}.fc1_g", f"{mlp}.fc1_x") if separate else f"{mlp}.fc1"
-            up = pytorch.gated(f"{ours}/mlp/up", names)
-        gamma = layout.get("layer_scale") == "gamma"
-        scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
         pool = "attn_pool"
         biased = config.position == "bias2d"
         table = vit_beit.table_rules(config) if biased else [Rule("position", "pos_embed")]
@@ -97,25 +80,7 @@ class Timm(contract.TimmConversion):
             Rule("registers", "reg_token"),
             Rule("rope", "rope.freqs"),
             *pytorch.norm("pre_norm", "norm_pre"),
-            *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
-            *pytorch.attention(
-                f"{ours}/attention",
-                qkv,
-                f"{attention}.proj",
-                config.width,
-                config.heads,
-                query_value_biases=None if config.key_bias else biases,
-                channels=channels,
-            ),
-            *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm", 0, of_head),
-            *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm", 0, of_head),
-            *pytorch.norm(f"{ours}/attention/inner_norm", f"{attention}.norm"),
-            Rule(f"{ours}/attention_scale/scale", scales[0]),
-            *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2"),
-            *up,
-            *pytorch.norm(f"{ours}/mlp/norm", f"{mlp}.norm"),
-            *pytorch.linear(f"{ours}/mlp/down", f"{mlp}.fc2"),
-            Rule(f"{ours}/mlp_scale/scale", scales[1]),
+            *_layers(config, layout),
             *pytorch.norm("encoder/norm", "norm"),
             Rule("pool/probe", f"{pool}.latent"),
             *pytorch.attention(
@@ -168,6 +133,8 @@ class Timm(contract.TimmConversion):
             return f"timm has no pooling {config.pool!r}"
         if config.rope_registers:
             return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
+        if (config.block_branches or config.differential) and (reason := _refused_blocks(config)):
+            return reason
         if config.parallel or (config.norm == "layer" and not config.norm_bias):
             return "timm has no parallel blocks with such tensors, nor layer norms without biases"
         if config.weighted_layers:
@@ -208,6 +175,92 @@ class Timm(contract.TimmConversion):
         self, config: PublishedViTConfig, layout: Mapping[str, Any]
     ) -> tuple[str, dict]:
         return vit_new_timm.architecture(config, layout, vit_new_timm.arguments(config, layout))
+
+
+def _layers(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
+    """The rules of all blocks."""
+    if not config.block_branches:
+        return _block_rules(config, layout, "encoder/layers")
+    rules = []
+    for i in range(config.block_branches):
+        ours = f"encoder/layers/branches/{i}" if i else "encoder/layers"
+        names = {plain: theirs for theirs, plain in vit_rearranged.names_of_branch(i)}
+        rules += _block_rules(config, layout, ours, names)
+    return rules
+
+
+def _block_rules(
+    config: PublishedViTConfig,
+    layout: Mapping[str, Any],
+    ours: str,
+    names: Mapping[str, str] = types.MappingProxyType({}),
+) -> list[Rule]:
+    """The rules of one attention and MLP with norms and scales.
+
+    Args:
+      ours: where our parameters are.
+      names: how timm's names begin in place of `norm1.`, `attn.` and the like.
+    """
+
+    def at(plain: str) -> str:
+        return f"blocks.{{layer}}.{names.get(f'{plain}.', f'{plain}.')}"[:-1]
+
+    attention, mlp = at("attn"), at("mlp")
+    qkv = (f"{attention}.qkv",)
+    biases = (f"{attention}.q_bias", f"{attention}.v_bias")
+    if layout.get("qkv") == "separate":
+        qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
+        biases = (f"{qkv[0]}.bias", f"{qkv[2]}.bias")
+    size = config.width // config.heads
+    channels = None
+    if config.rope in ("axial", "mixed"):
+        first = layout.get("rope_columns_first", False)
+        channels = pytorch.rotary_channels(size, columns_first=first)
+    of_head = SAME if channels is None else reordered(0, channels)
+    up = pytorch.linear(f"{ours}/mlp/up", f"{mlp}.fc1")
+    if config.gated_mlp:
+        separate = layout.get("mlp") == "separate"
+        halves = (f"{mlp}.fc1_g", f"{mlp}.fc1_x") if separate else f"{mlp}.fc1"
+        up = pytorch.gated(f"{ours}/mlp/up", halves)
+    gamma = layout.get("layer_scale") == "gamma"
+    scales = [at(f"gamma_{i}") if gamma else f"{at(f'ls{i}')}.gamma" for i in (1, 2)]
+    return [
+        *pytorch.norm(f"{ours}/attention_norm", at("norm1")),
+        *pytorch.attention(
+            f"{ours}/attention",
+            qkv,
+            f"{attention}.proj",
+            config.width,
+            config.heads,
+            query_value_biases=None if config.key_bias else biases,
+            channels=channels,
+        ),
+        *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm", 0, of_head),
+        *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm", 0, of_head),
+        *pytorch.norm(f"{ours}/attention/inner_norm", f"{attention}.norm"),
+        *(Rule(f"{ours}/attention/{n}", f"{attention}.{n}") for n in differential.LAMBDAS),
+        *pytorch.norm(f"{ours}/attention/head_norm", f"{attention}.sub_norm"),
+        Rule(f"{ours}/attention_scale/scale", scales[0]),
+        *pytorch.norm(f"{ours}/mlp_norm", at("norm2")),
+        *up,
+        *pytorch.norm(f"{ours}/mlp/norm", f"{mlp}.norm"),
+        *pytorch.linear(f"{ours}/mlp/down", f"{mlp}.fc2"),
+        Rule(f"{ours}/mlp_scale/scale", scales[1]),
+    ]
+
+
+def _refused_blocks(config: PublishedViTConfig) -> str:
+    """Why timm has no such blocks with several attentions side by side, or differential attention; '' if it has."""
+    if config.block_branches not in (0, 2):
+        return f"timm has two attentions side by side, not block_branches={config.block_branches}"
+    lacks = {
+        "a distillation token": config.distilled,
+        "rotary positions, or keys without biases": vit_new_timm.is_eva(config),
+        "positions of a NaFlexVit": vit_naflex.is_naflex_model(config),
+    }
+    listed = [name for name, lacking in lacks.items() if lacking]
+    own = "block_branches=2" if config.block_branches else "differential=True"
+    return f"timm has no {', no '.join(listed)} beside {own}" if listed else ""
 
 
 def recognise(

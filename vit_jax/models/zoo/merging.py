@@ -33,6 +33,8 @@ def check_merging(config: classifier.ClassifierConfig) -> None:
         not in ("", "stem"),
         f"rope={config.rope}": config.rope != "none",
         "parallel=True": config.parallel,
+        f"block_branches={config.block_branches}": config.block_branches,
+        "differential=True": config.differential,
         "norm_after=True": config.norm_after,
         "norm_residual=True": config.norm_residual,
         "weighted_layers=True": config.weighted_layers,

@@ -117,6 +117,8 @@ class PublishedViT(VisionTransformer):
         encoder = blocks.PublishedEncoder
         if config.token_merging:
             from vit_jax.models.zoo.merging import MergingEncoder as encoder
+        elif config.differential:
+            from vit_jax.models.zoo.differential import DifferentialEncoder as encoder
         return encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_pool(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:
@@ -144,8 +146,7 @@ class PublishedViT(VisionTransformer):
         return super().place(patches, visible, native)
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
-        at_stem = self.config.position_place == "stem"
-        if not at_stem:
+        if self.config.position_place != "stem":
             return None
         return positions.table(self.position, self.config, dtype, self.places)
 

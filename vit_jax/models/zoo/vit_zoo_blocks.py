@@ -23,15 +23,17 @@ from vit_jax.models.layers import LayerScale, Mlp, norm
 ORDERS = LazyTable(
     {
         "parallel": "vit_jax.models.zoo.block_orders:ParallelBlock",
+        "block_branches": "vit_jax.models.zoo.block_orders:BranchedBlock",
         "norm_after": "vit_jax.models.zoo.block_orders:PostNormBlock",
         "norm_residual": "vit_jax.models.zoo.block_orders:ResidualNormBlock",
     }
 )
-# Attention with terms of distances, by the kind of positions.
+# Other attentions: differences, and with terms of distances by the kind of positions.
 ATTENTION = LazyTable(
     {
         "transformer_xl": "vit_jax.models.zoo.relative_terms:TransformerXLAttention",
         "deberta": "vit_jax.models.zoo.relative_terms:DisentangledAttention",
+        "differential": "vit_jax.models.zoo.differential:DifferentialAttention",
     }
 )
 
@@ -127,7 +129,8 @@ class PublishedBlock(nnx.Module):
         own_position = config.position_place == "layers"
         self.position = positions.variables(config, rngs) if own_position else None
         self.attention_norm = norm(config.width)
-        attention = ATTENTION.get(config.position, PublishedAttention)
+        kind = "differential" if config.differential else config.position
+        attention = ATTENTION.get(kind, PublishedAttention)
         self.attention = attention(
             config.width,
             config.heads,
@@ -176,7 +179,7 @@ class PublishedBlock(nnx.Module):
 
         Args:
           position: that all layers share, from `positions.of_layer`.
-          angles: see `PublishedAttention.project`.
+          angles: what attention takes beside tokens: see `PublishedAttention.project`.
           added: to the logits of attention, in place of what positions add.
           lengths: see `Attention`.
         """
@@ -259,7 +262,6 @@ class PublishedEncoder(nnx.Module):
           tokens (B, N, D) after the last norm, if there is one, and what was captured.
         """
         config = self.config
-
         rotations, of_layer = rotary.rotations(angles, by_layer=config.rope == "mixed")
         sized = {} if lengths is None else {"lengths": lengths}  # which few blocks take
         constant = config.drop_path_by == "constant"

@@ -145,9 +145,9 @@ class PublishedViTConfig(VisionTransformerConfig):
         minimum=0,
         published=True,
     )
-    parallel: bool = _structure(
-        False, "attention and MLP of a block work side by side on one norm (ViT-22B)"
-    )
+    parallel: bool = _structure(False, "attention and MLP side by side on one norm (ViT-22B)")
+    block_branches: int = _structure(0, "attentions and MLPs side by side (2203.09795)", minimum=0)
+    differential: bool = _structure(False, "attention is a difference of two (2410.05258)")
     norm: str = _structure(
         "layer", "kind of all norms; rms: without mean and bias (1910.07467)", choices=NORMS
     )
@@ -155,9 +155,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     norm_after: bool = _structure(
         False, "post-norm: normalise the outputs of attention and MLP (EVA-02-E, Swin V2)"
     )
-    norm_residual: bool = _structure(
-        False, "normalise each sum of input and output of attention and MLP (Transformer, BERT)"
-    )
+    norm_residual: bool = _structure(False, "normalise sums of input and output (BERT)")
     qk_norm: bool = _structure(False, "norm on queries and keys (ViT-22B)")
     attention_inner_norm: bool = _structure(
         False, "norm on the heads' results before their projection (BEiT-3)"
@@ -358,6 +356,5 @@ class PublishedViTConfig(VisionTransformerConfig):
             return merging.block_flops(self, n)
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
-        return self.depth * (
-            block + 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
-        )
+        block += 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
+        return self.depth * max(self.block_branches, 1) * block

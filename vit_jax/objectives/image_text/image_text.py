@@ -4,8 +4,8 @@
 
 The model is the image tower; the text tower, the projections and the loss's temperature and bias are the objective's
 own. A loss is over all pairs of a batch, so that a batch is never split: `config.accumulate` must be 1. As in the
-authors' code an image and the text of another never belong together, equal captions or not: captions by templates of
-few classes teach less than captions that differ.
+authors' code an image and the text of another never belong together. Where captions are equal, they are wrong to the
+sigmoid loss, while the sum of the softmax is as if all of them were right.
 """
 
 import dataclasses
