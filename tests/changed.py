@@ -40,6 +40,8 @@ PLUGINS = {
     "tests.services.launching",
     "tests.services.runs",
 }
+FIXTURE = "fixture "
+NUMPYS_OWN = ("np.load", "np.savez")  # an archive that NumPy reads or writes is no checkpoint
 # Where a change reaches all tests.
 ALL = (
     "setup.py",
@@ -106,9 +108,13 @@ def table_entries(tree: ast.AST, known: Iterable[str]) -> dict[str, Entry]:
     return entries
 
 
-def _strings(tree: ast.AST) -> list[str]:
-    """The strings of a piece of code, without its docstrings."""
-    nodes = list(ast.walk(tree))
+def _strings(tree: ast.AST, *, but_of: tuple[str, ...] = ()) -> list[str]:
+    """The strings of a piece of code, without its docstrings and the arguments of calls of these functions."""
+    waiting, nodes = [tree], []
+    while waiting:
+        nodes.append(node := waiting.pop(0))
+        if not (isinstance(node, ast.Call) and but_of and ast.unparse(node.func) in but_of):
+            waiting += ast.iter_child_nodes(node)
     prose = {node.value for node in nodes if isinstance(node, ast.Expr)}
     texts = (node for node in nodes if isinstance(node, ast.Constant) and node not in prose)
     return [node.value for node in texts if isinstance(node.value, str)]
@@ -142,7 +148,7 @@ def _identifiers(tree: ast.AST) -> set[str]:
 
 def _fixture(name: str) -> str:
     """A fixture's name, apart from those of variables: many are called `file` or `trained`."""
-    return f"fixture {name}"
+    return f"{FIXTURE}{name}"
 
 
 def _is_fixture(node: ast.FunctionDef | ast.ClassDef) -> bool:
@@ -155,11 +161,13 @@ def _is_slow(node: ast.AST) -> bool:
 
 
 class Piece(NamedTuple):
-    """A piece of a file: the modules that it imports or names, the names that it uses, and those by which others use
-    it.
+    """A piece of a file: its module, the modules that it imports or names, formats that it names, the names that it
+    uses, and those by which its own module and those that import it use it; of a fixture, any.
     """
 
+    module: str
     modules: frozenset[str]
+    formats: frozenset[str]
     identifiers: frozenset[str]
     names: frozenset[str]
 
@@ -196,7 +204,9 @@ class Reach:
     def of(self, test: str) -> frozenset[str]:
         """The modules that a test file reaches."""
         own = self._names[self._root / test]
-        waiting, reached, identifiers, unused = {own, *self._conftests(test)}, set(), set(), set()
+        waiting, reached, unused, formats = {own, *self._conftests(test)}, set(), set(), set()
+        used = collections.defaultdict(set)  # names, by the module that uses them
+        importers = collections.defaultdict(set)
         while waiting:
             module = waiting.pop()
             reached.add(module)
@@ -205,13 +215,29 @@ class Reach:
                 found = {p for p in maybe if any(n.startswith(("test", "Test")) for n in p.names)}
                 pieces, maybe = pieces | found, maybe - found
             unused |= maybe
-            while pieces or any(piece.names & identifiers for piece in unused):
+            while pieces or (pieces := self._used(unused, used, importers)):
                 for piece in pieces:
                     waiting |= piece.modules - reached
-                    identifiers |= piece.identifiers
-                pieces = {piece for piece in unused if piece.names & identifiers}
-                unused -= pieces
+                    used[piece.module] |= piece.identifiers
+                    formats |= piece.formats
+                    for imported in piece.modules:
+                        importers[imported].add(piece.module)
+                unused, pieces = unused - pieces, set()
+            if (
+                WHOLE["FORMATS"] in reached
+            ):  # elsewhere the word means something else, as `timm` a RandAugment
+                waiting |= formats - reached
         return frozenset(reached)
+
+    def _used(self, pieces: set[Piece], used: dict, importers: dict) -> set[Piece]:
+        """Those of the pieces whose names their own module uses, or one that imports it; of fixtures, any."""
+        fixtures = {name for names in used.values() for name in names if name.startswith(FIXTURE)}
+        return {
+            piece
+            for piece in pieces
+            if piece.names & fixtures
+            or any(piece.names & used[m] for m in (piece.module, *importers[piece.module]))
+        }
 
     def reached_by(self, paths: Iterable[str]) -> list[str] | None:
         """The test files that a change of files reaches, with the core's; `None`: all of them.
@@ -279,15 +305,18 @@ class Reach:
         )
 
     def _piece(self, node: ast.AST, module: str, names: set[str]) -> Piece:
-        modules, identifiers = imports_of(node, self.known), set()
+        modules, formats, identifiers = imports_of(node, self.known), set(), set()
         if module.startswith("vit_jax"):  # where a name in a string says nothing
             package = module.rpartition(".")[0]
             modules |= {package} & self.known.keys() - {"vit_jax"}
         else:
             identifiers = _identifiers(node)
-            modules |= self._named(_strings(node))
+            named = self._named(_strings(node, but_of=NUMPYS_OWN))
+            formats = named & self._tables.get(WHOLE["FORMATS"], set())
+            modules |= named - formats
             if module.startswith("configs."):  # recipes import their neighbours by name
                 # A split `train` is no command, and who made a checkpoint or chose a rate is no format.
+                formats = set()
                 for table in ("COMMANDS", "FORMATS", "CONVERSIONS"):
                     modules -= self._tables.get(WHOLE[table], set())
                 neighbours = {
@@ -297,7 +326,9 @@ class Reach:
                     f"configs.{name}" for name in imports_of(node, neighbours)
                 } & self.known.keys()
             modules |= {m for name in WHOLE.keys() & identifiers for m in self._tables[WHOLE[name]]}
-        return Piece(frozenset(modules), frozenset(identifiers), frozenset(names))
+        return Piece(
+            module, frozenset(modules), frozenset(formats), frozenset(identifiers), frozenset(names)
+        )
 
     def _named(self, texts: list[str]) -> set[str]:
         """The modules of the entries of tables that strings name."""

@@ -35,13 +35,18 @@ def tiny(**overrides):
     return config
 
 
-def test_a_step_is_timed_in_all_and_in_parts():
-    result = step.step(tiny(), steps=2, breakdown=True)
+def test_a_step_is_timed_in_all_in_parts_and_beside_another_image_by_image():
+    other = tiny(**{"model.depth": 1, "batch_size": 16})
+    result = step.step(tiny(), steps=2, breakdown=True, against=other)
     assert result["images_per_second"] == pytest.approx(8 / result["step_seconds"])
     assert result["choices"].startswith("attention: xla, layers: scanned")
     parts = ("attention", "mlp", "norms", "loss", "optimizer", "transfers")
     assert all(result[f"{part}_seconds"] > 0 for part in parts)
     assert np.isfinite(result["loss"]) and result["temporary_memory_bytes"] > 0
+    ratio = result["step_seconds"] / 8 / result["against_image_seconds"]
+    assert result["seconds_over_against"] == pytest.approx(ratio)
+    flops = result["model_flops_per_step"] / 8 / result["against_image_flops"]
+    assert result["flops_over_against"] == pytest.approx(flops) and 1 < flops < 2
 
 
 def test_images_a_second_are_those_of_the_batch_that_a_budget_of_patches_makes():
@@ -69,14 +74,6 @@ def test_steps_and_answers_of_a_model_that_segments_are_timed():
 def test_a_profile_leaves_a_trace(tmp_path):
     step.step(tiny(), steps=1, profile=str(tmp_path))
     assert list(tmp_path.rglob("*.xplane.pb"))
-
-
-def test_two_configs_are_timed_in_turn_and_compared_image_by_image():
-    result = step.step(tiny(), steps=2, against=tiny(**{"model.depth": 1, "batch_size": 16}))
-    ratio = result["step_seconds"] / 8 / result["against_image_seconds"]
-    assert result["seconds_over_against"] == pytest.approx(ratio)
-    flops = result["model_flops_per_step"] / 8 / result["against_image_flops"]
-    assert result["flops_over_against"] == pytest.approx(flops) and 1 < flops < 2
 
 
 def test_inference_is_timed():

@@ -98,7 +98,7 @@ STAND_INS = {
     r"--out=(?!.*\.(?:zip|npz)$).*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
     r"--config.data.path=SCENES": "--config.data.path={folder}/SCENES",
-    r"gs://BUCKET/raw": "{folder}/IMAGES",
+    r"gs://BUCKET/raw|/data/images": "{folder}/IMAGES",
     r"gs://BUCKET/data": "{folder}/SET",
     r"--config.data.path=(SET|/mnt/BUCKET/data|gs://BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
     r"--config.model.num_classes=21841": "--config.model.num_classes=2",
@@ -107,7 +107,7 @@ STAND_INS = {
     r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR|RUN\d)": r"\1{folder}/trained",
     r'(.*=\(")CHECKPOINT(",\))': r"\1{folder}/trained\2",
     r'(.*=\(")CHECKPOINT(", ")CHECKPOINT("\))': r"\1{folder}/trained\2{folder}/trained\3",
-    r"/data/images": "{folder}/IMAGES",
+    r"--image_size=512x1024": "--image_size=224x336",  # two windows
 }
 
 

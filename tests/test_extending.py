@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests.repeats import slow_unless
 from vit_jax import evaluation, objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
@@ -84,27 +85,49 @@ def runs(folder, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", [*GUESTS, pytest.param(SLOW, marks=pytest.mark.slow)])
+def all_but_the_objective(folder: pathlib.Path):
+    """The config of a run of a page's model with the data, the evaluator and the optimizer of the others."""
+    config = tiny(folder, "my_model")
+    for name, section in (("my_data", "data"), ("my_evaluator", "eval"), ("my_optimizer", "optim")):
+        config[section] = tiny(folder, name)[section]
+    return config
+
+
+@pytest.fixture(scope="module")
+def together(folder, tmp_path_factory):
+    """(result, folder) of that run."""
+    workdir = tmp_path_factory.mktemp("together")
+    return vit_jax.train(all_but_the_objective(folder), workdir), workdir
+
+
+def test_the_pages_train_together_and_their_model_is_read_again(together):
+    result, workdir = together
+    assert result["step"] == 2 and result["examples"] == 128
+    assert 0 <= result["balanced/lowest"] <= result["balanced/mean"] <= 1
+    assert result["best"]["step"] == 2
+    run = vit_jax.load_run(workdir)
+    assert run.classes == ("darker", "brighter")
+    output = run.model(np.zeros((1, 32, 32, 3), np.float32), capture=True)
+    assert output.features.shape == (1, 32)
+    assert output.intermediates["mixed"].shape == (2, 1, 64, 32)
+
+
+# Of the others a quick test trains together.
+@pytest.mark.parametrize("name", slow_unless(["my_objective"], [*GUESTS, SLOW]))
 def test_the_file_of_a_page_trains_and_its_model_is_read_again(runs, name):
     result, workdir = runs(name)
     assert result["step"] == 2
     assert np.isfinite(result["loss" if name == "my_objective" else "accuracy"])
     assert ("balanced/lowest" in result) == (name == "my_evaluator")
-    if name == "my_evaluator":
-        assert 0 <= result["balanced/lowest"] <= result["balanced/mean"] <= 1
-        assert result["best"]["step"] == 2
     assert "objective" not in reading.read_weights(workdir).params
     model = vit_jax.load_run(workdir).model
     images = np.random.default_rng(0).standard_normal((1, 32, 32, 3), np.float32)
-    output = model(images, capture=True)
-    assert output.features.shape == (1, 32)
-    if name == "my_model":
-        assert output.intermediates["mixed"].shape == (2, 1, 64, 32)
+    assert model(images).features.shape == (1, 32)
 
 
-def test_a_run_with_a_pages_optimizer_resumes_with_its_state(folder, runs):
-    result, workdir = runs("my_optimizer")
-    resumed = vit_jax.train(tiny(folder, "my_optimizer"), workdir)
+def test_a_run_with_a_pages_optimizer_resumes_with_its_state(folder, together):
+    result, workdir = together
+    resumed = vit_jax.train(all_but_the_objective(folder), workdir)
     assert resumed["step"] == 2 and resumed["accuracy"] == result["accuracy"]
 
 
@@ -132,8 +155,8 @@ def test_a_recipe_that_an_earlier_version_wrote_registers_its_files(folder, tmp_
     assert vit_jax.load_config(str(recipe)).model.name == "Pool-Ti/4"
 
 
-def test_a_guests_checkpoint_read_without_its_file_names_it(folder, runs, command, monkeypatch):
-    _, workdir = runs("my_model")
+def test_a_guests_checkpoint_read_without_its_file_names_it(folder, together, command, monkeypatch):
+    _, workdir = together
     guests = [one for one in registry.GUESTS if "Pool-Ti/4" in one.VARIANTS]
     assert guests
     monkeypatch.setattr(registry, "GUESTS", [])
@@ -150,8 +173,8 @@ def test_models_lists_a_guest_as_markdown_too(folder, command, monkeypatch):
     assert code == 0 and "| Pool-S/4 |" in out, err
 
 
-def test_a_checkpoint_is_judged_by_a_guests_evaluator(folder, runs, command):
-    _, workdir = runs("my_data")
+def test_a_checkpoint_is_judged_by_a_guests_evaluator(folder, finished_run, command):
+    workdir = finished_run.workdir
     code, out, err = command(
         "evaluate", f"--checkpoint={workdir}", f"--register={folder / 'my_evaluator.py'}",
         "--config.eval.evaluators=('balanced',)",
@@ -204,12 +227,16 @@ def get_config():
 
 def test_an_evaluator_of_features_judges_all_examples(folder, tmp_path):
     (tmp_path / "length.py").write_text(FEATURES)
-    result = vit_jax.train(tiny(tmp_path, "length"), tmp_path / "run")
-    assert result["length/examples"] == 359 and result["length/mean"] > 0
+    config = all_but_the_objective(folder)
+    config.eval = tiny(tmp_path, "length").eval
+    result = vit_jax.train(config, tmp_path / "run")
+    assert result["length/examples"] == 128 and result["length/mean"] > 0
 
 
-def test_a_guests_quantity_is_on_the_page_of_an_inspection(folder, runs, monkeypatch, tmp_path):
-    _, workdir = runs("my_data")
+def test_a_guests_quantity_is_on_the_page_of_an_inspection(
+    folder, finished_run, monkeypatch, tmp_path
+):
+    workdir = finished_run.workdir
     monkeypatch.setattr(inspecting, "QUANTITIES", [])
     user_files.register(str(folder / "my_quantity.py"))
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((32, 32, 3), np.uint8))
@@ -222,7 +249,7 @@ def test_a_guests_quantity_is_on_the_page_of_an_inspection(folder, runs, monkeyp
 def test_the_guides_callback_ends_a_run(folder, monkeypatch, tmp_path):
     (code,) = [code for code in BLOCKS if "callbacks=" in code]
     monkeypatch.chdir(tmp_path)
-    config = tiny(folder, "my_data")
+    config = all_but_the_objective(folder)
     config.eval.every = "1 steps"
     monkeypatch.setattr(vit_jax, "load_config", lambda name: config, raising=False)
     assert "> 0.99" in code

@@ -166,7 +166,7 @@ class Hosts:
             for i, process in enumerate(self.processes):
                 assert process.poll() is None, f"process {i} ended too early:\n{self.log(i)}"
             assert time.monotonic() < deadline, f"it did not come so far:\n{self.log(0)}"
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     def kill(self) -> None:
         for process in self.processes:

@@ -13,7 +13,9 @@ from tests.integration.test_reliability import all_bits
 from tests.training.flips import Flips
 from vit_jax.training.upkeep.audit import Audit, CordonHost
 
-SMALL = {"model__depth": 1, "log__tensorboard": False, "mesh__fsdp_min_size": 64}
+SMALL = {
+    "model__depth": 1, "log__tensorboard": False, "mesh__fsdp_min_size": 64, "eval__evaluators": (),
+}  # fmt: skip
 
 
 def assert_same_bits(workdir, other) -> None:

@@ -53,7 +53,7 @@ def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp
 def test_metrics_are_in_the_bucket_before_a_checkpoint_of_their_step_is(
     tiny_config, bucket, faults
 ):
-    config = tiny_config(duration="4 steps", log__every="1 steps")
+    config = tiny_config(duration="4 steps", log__every="1 steps", eval__evaluators=())
     faults.inject("stall", seconds=4, path="checkpoints/4/commit_success", methods=("POST", "PUT"))
     with concurrent.futures.ThreadPoolExecutor() as threads:
         run = threads.submit(train, config, f"{bucket}/run")

@@ -16,6 +16,7 @@ import pytest
 import vit_jax
 from tests.conftest import QUICK
 from tests.integration.conftest import TINY, write_image
+from tests.repeats import slow_unless
 from vit_jax.base import logs
 from vit_jax.checkpoints import reading
 from vit_jax.data.decoding import decode
@@ -163,15 +164,6 @@ def test_what_takes_long_is_logged_with_its_time(caplog):
     assert messages[-1] == "counting took 0 s" and "quick" not in caplog.text
 
 
-def test_a_batch_larger_than_the_data_is_a_warning_that_names_a_recipe(
-    tiny_config, tmp_path, caplog
-):
-    few = {"data__train_split": "train[:20]", "eval__evaluators": (), "duration": "1 steps"}
-    vit_jax.train(tiny_config(**few), tmp_path)
-    assert "config.batch_size = 32 is more than the 20 images" in caplog.text
-    assert "configs/finetune.py:photos" in caplog.text
-
-
 def test_a_flag_with_a_value_it_cannot_have_says_what_it_takes(command):
     code, _, err = command("models", "--image_size=big")
     assert code == 2 and "--image_size=big must be a positive integer: side of the" in err
@@ -270,7 +262,8 @@ def test_models_lists_every_name_with_the_exact_count(command):
     assert code == 0 and rows["ViT-B/16"]["parameters"] == 86_567_656 and "ViT-22B/14" in rows
 
 
-@pytest.mark.parametrize("what", ["step", "input"])
+# A step is timed in `test_benchmark.py`.
+@pytest.mark.parametrize("what", slow_unless(["input"], ["step", "input"]))
 def test_benchmark_reports_throughput_with_its_context(command, what):
     overrides = [f"--config.{k}={v}" for k, v in TINY.items()]
     code, out, _ = command(
@@ -287,7 +280,7 @@ def photos(tmp_path, compilation_cache):
         for i in range(12):
             write_image(tmp_path / "data" / label / f"{i}.jpg")
     return [
-        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=2 steps",
+        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=3 steps",
         "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
         "--config.model.width=32", "--config.model.heads=2", "--config.model.mlp_dim=64",
         "--config.optim.warmup=1 steps", "--config.augment.randaugment_layers=0", "--config.log.tensorboard=False",
@@ -318,7 +311,7 @@ def test_a_folder_of_images_trains_with_nothing_else_edited_and_imports_no_other
 def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, caplog):
     broken = tmp_path / "data" / "cat" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
-    photos += ["--config.data.holdout=0", "--config.data.eval_split=train", "--config.duration=4 steps"]  # fmt: skip
+    photos += ["--config.data.holdout=0", "--config.data.eval_split=train"]
     code, _, err = command(*photos, f"--workdir={tmp_path}/run")
     assert code == 1 and str(broken) in err and "Traceback" not in err.split("vit_jax: ")[-1]
     caplog.clear()
@@ -345,11 +338,11 @@ def test_a_run_goes_on_with_few_other_photos(command, photos, tmp_path, caplog):
     assert code == 0 and "1 of 24 images cannot be read: cat/3.jpg: it is empty" in caplog.text, err
     broken.unlink()
     caplog.clear()
-    longer = ["--config.duration=3 steps", "--config.checkpoint.on_config_change=allow"]
+    longer = ["--config.duration=4 steps", "--config.checkpoint.on_config_change=allow"]
     code, _, err = command(*photos, run, examine, *longer)
-    assert code == 0 and "resumed at step 2 of 3" in caplog.text, err
+    assert code == 0 and "resumed at step 3 of 4" in caplog.text, err
     assert "about 1 of 24 are gone or changed, and about 0 are new" in caplog.text
-    assert "duration: '2 steps' -> '3 steps'; continuing" in caplog.text  # which is all else
+    assert "duration: '3 steps' -> '4 steps'; continuing" in caplog.text  # which is all else
     (tmp_path / "data/dog/5.jpg").unlink()
     write_image(tmp_path / "data/dog/13.jpg")
     write_image(tmp_path / "data/dog/14.jpg")
@@ -357,15 +350,23 @@ def test_a_run_goes_on_with_few_other_photos(command, photos, tmp_path, caplog):
     assert code == 2 and "training_examples: 23 -> 24" in err
     code, out, err = command(*photos, "--dry_run", "--config.batch_size=32")
     assert code == 0 and "config.batch_size = 32 is more than the 24 images" in out + err
+    assert "configs/finetune.py:photos" in out + err
 
 
-def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):
-    small = [f"--config.model.{size}" for size in ("depth=2", "width=32", "mlp_dim=64", "heads=2")]
-    planned = ["plan", "--config=configs/digits.py", *small, "--json"]
+SMALL = [f"--config.model.{size}" for size in ("depth=2", "width=32", "mlp_dim=64", "heads=2")]
+
+
+# `test_pods.py` plans too; what a plan says is of `planning/test_plan.py`.
+@pytest.mark.slow
+def test_plan_tells_what_a_run_needs(command):
+    planned = ["plan", "--config=configs/digits.py", *SMALL, "--json"]
     code, out, _ = command(*planned, "--topology=cpu:8")
     plan = json.loads(out.splitlines()[-1])
     assert code == 0 and plan["fits"] and plan["batch_per_chip"] == 8
     assert plan["memory"]["peak"] > plan["memory"]["state"] > 0
     assert plan["collectives"][0]["kind"] == "all-reduce"
-    code, _, err = command(*planned, "--topology=v5e:3x3")
+
+
+def test_plan_tells_which_slices_there_are(command):
+    code, _, err = command("plan", "--config=configs/digits.py", *SMALL, "--topology=v5e:3x3")
     assert code == 2 and "v5e has no slice '3x3'; it has: 1x1, 2x2" in err

@@ -151,7 +151,9 @@ def test_a_flat_folder_without_labels_is_learned_from_and_then_fine_tuned(tiny_c
         tmp_path / "run",
     )  # fmt: skip
     assert 0 <= learned["accuracy"] <= 1
-    tuned = tiny_config(init_from=str(tmp_path / "run"), duration="1 steps", model__depth=1)
+    tuned = tiny_config(
+        init_from=str(tmp_path / "run"), duration="1 steps", model__depth=1, eval__evaluators=()
+    )
     vit_jax.train(tuned, tmp_path / "tuned")
     before, after = (reading.read_weights(tmp_path / run).params for run in ("run", "tuned"))
     assert "head" not in before and "objective" not in after

@@ -51,6 +51,7 @@ def config(tiny_config, spoiled):
         options = {
             "duration": "22 steps", "checkpoint__every": "10 steps", "nonfinite": "rollback",
             "spike__factor": 1.5, "spike__memory": 5, "model__depth": 1, "objective__loss": "sigmoid",
+            "eval__evaluators": (),
         }  # fmt: skip
         return tiny_config(**options | overrides)
 

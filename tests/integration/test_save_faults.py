@@ -139,7 +139,7 @@ def test_all_processes_learn_that_an_object_is_out_of_reach_when_the_first_gives
 
 
 def test_faults_that_pass_leave_the_bits_of_a_save_undisturbed(together, faults):
-    assert_bits_with_passing_faults(together, faults, ("the commit mark",), ("status", "lost"))
+    assert_bits_with_passing_faults(together, faults, ("the commit mark",), ("lost",))
 
 
 @pytest.mark.slow

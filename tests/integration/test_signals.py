@@ -111,6 +111,8 @@ def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, tr
     assert "stopped by SIGINT after step" in err
 
 
+# That one stops which waits so is of the next quick test, SIGTERM of `test_tiers.py`.
+@pytest.mark.slow
 def test_a_run_that_waits_for_an_image_stops_all_the_same_and_is_saved(start, training, tmp_path):
     blocked = {"folder": str(tmp_path), "process": 0, "example": BEYOND, "action": "block"}
     process = start("-m", "tests.integration.observed", *training, OBSERVED=json.dumps(blocked))
@@ -218,7 +220,9 @@ def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run
     assert err.endswith("vit_jax: SIGINT again: ended without saving\n")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], pytest.param(["train", "--help"], marks=pytest.mark.slow)]
+)
 def test_a_closed_pipe_ends_a_command_quietly(start, command):
     process = start("-m", "vit_jax", *command)
     process.stdout.close()

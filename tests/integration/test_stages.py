@@ -15,7 +15,7 @@ from vit_jax.training.upkeep.health import NonFiniteError
 
 
 def stages(tiny_config, **fields):
-    runs = {"first": tiny_config(duration="4 steps", **fields)}
+    runs = {"first": tiny_config(duration="4 steps", eval__evaluators=(), **fields)}
     runs["larger"] = recipes.next_stage(runs)
     runs["larger"].data.image_size = 40
     return runs

@@ -135,6 +135,7 @@ def with_local_states(tiny_config, tmp_path_factory):
         duration="8 steps",
         checkpoint__local=str(folder / "local"),
         checkpoint__local_every="3 steps",
+        eval__evaluators=(),
     )
     with pytest.MonkeyPatch.context() as killed:
         killed.setattr(tiers.LocalTier, "discard", tiers.LocalTier.close)
@@ -203,7 +204,11 @@ def spoil(folder, how):
 def test_fine_tuning_takes_over_everything_but_the_head(finished_run, tiny_config, tmp_path):
     workdir, _, _ = finished_run
     config = tiny_config(
-        init_from=str(workdir), duration="1 step", data__image_size=48, optim__lr=0.0
+        init_from=str(workdir),
+        duration="1 step",
+        data__image_size=48,
+        optim__lr=0.0,
+        eval__evaluators=(),
     )
     vit_jax.train(config, tmp_path)
     old, new = params_of(workdir), params_of(tmp_path)

@@ -22,7 +22,7 @@ def test_a_run_that_waits_for_decoding_names_its_cores_and_what_the_step_could_t
     config = tiny_config(
         data__name="folder", data__path=str(tmp_path / "data"), data__eval_split="train", data__holdout=0.0,
         data__threads=1, data__prefetch=1, duration="9 steps", log__every="1 steps", checkpoint__every="0 steps",
-        eval__every="0 steps",
+        eval__every="0 steps", eval__evaluators=(),
     )  # fmt: skip
     vit_jax.train(config, tmp_path / "run")
     (warning,) = [text for text in caplog.messages if "waits for data" in text]

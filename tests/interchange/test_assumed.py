@@ -75,7 +75,7 @@ def test_fields_that_config_json_lacks_are_listed(tmp_path):
 
 
 def test_a_file_of_ours_contains_all_and_a_conversion_keeps_the_list(shared_data, tmp_path):
-    path = oracles.relative(shared_data, "vit5_a")[0]
+    path = oracles.relative_of(shared_data, "vit5_a")[0]
     before = assumed(path, **GRID)
     loading.convert(path, tmp_path / "run", "orbax", **GRID)
     assert assumed(tmp_path / "run") == before
@@ -84,7 +84,7 @@ def test_a_file_of_ours_contains_all_and_a_conversion_keeps_the_list(shared_data
 
 
 def test_show_lists_them_and_takes_options(shared_data, command):
-    path = oracles.relative(shared_data, "t2t_transformer")[0]
+    path = oracles.relative_of(shared_data, "t2t_transformer")[0]
     code, _, err = command("show", path)
     assert code == 1 and "--model=heads=" in err and "--model=qk_scale=" in err
     code, out, _ = command("show", path, "--model=heads=4", "--model=qk_scale=0", "--json")

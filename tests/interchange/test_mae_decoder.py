@@ -31,7 +31,7 @@ def of_file(path, objective, **hints):
 
 
 def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
-    path, tensors, _, said = oracles.relative(shared_data, "mae_p16")
+    path, tensors, _, said = oracles.relative_of(shared_data, "mae_p16")
     sizes = {"width": 32, "depth": 2, "heads": 4}
     encoder = dict(
         image_size=said["img_size"], width=said["embed_dim"], depth=said["depth"], heads=said["num_heads"],
@@ -77,7 +77,7 @@ def test_the_decoder_is_read_from_a_folder_of_transformers(tmp_path):
 
 def test_transformers_has_the_authors_loss_of_a_file_of_theirs(shared_data, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    path, _, io, said = oracles.relative(shared_data, "mae_p16")
+    path, _, io, said = oracles.relative_of(shared_data, "mae_p16")
     checkpoint = formats.read_checkpoint(path, hints={"heads": said["num_heads"]})
     checkpoint.layout[mae.LAYOUT] = {"heads": 4}  # which nothing tells
     formats.write_checkpoint(checkpoint, tmp_path / "mae", "huggingface")
@@ -91,7 +91,7 @@ def test_transformers_has_the_authors_loss_of_a_file_of_theirs(shared_data, tmp_
 
 
 def test_a_run_goes_on_with_encoder_and_decoder_of_a_file(shared_data):
-    path, tensors, _, said = oracles.relative(shared_data, "mae_p16")
+    path, tensors, _, said = oracles.relative_of(shared_data, "mae_p16")
     config = load_config("configs/mae.py:smoke")
     config.update_from_flattened_dict({
         "init_from": str(path), "data.image_size": said["img_size"], "model.name": "ViT-mu/16",

@@ -20,7 +20,7 @@ GRIDS = {"vit5_a": (4, 4), "vit5_rope_other_grid": (6, 6)}
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp_path, name):
-    path, tensors, answers, arguments = oracles.relative(shared_data, name)
+    path, tensors, answers, arguments = oracles.relative_of(shared_data, name)
     assert formats.detect(path) == "authors"
     checkpoint = formats.read_checkpoint(path, rope_grid=GRIDS[name])
     config = checkpoint.model_config
@@ -40,7 +40,7 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
 
 
 def test_the_grid_of_the_rotations_is_asked_for_where_a_file_may_be_fine_tuned(shared_data):
-    path, tensors, _, _ = oracles.relative(shared_data, "vit5_rope_other_grid")
+    path, tensors, _, _ = oracles.relative_of(shared_data, "vit5_rope_other_grid")
     with pytest.raises(
         CheckpointError, match=r"(?s)rope_grid: .* '\(4, 4\)' unless .*--model=rope_grid"
     ):
@@ -60,7 +60,7 @@ def test_the_grid_of_the_rotations_is_asked_for_where_a_file_may_be_fine_tuned(s
 
 
 def test_frequencies_that_the_options_do_not_give_are_refused(shared_data, tmp_path):
-    path, tensors, answers, _ = oracles.relative(shared_data, "vit5_a")
+    path, tensors, answers, _ = oracles.relative_of(shared_data, "vit5_a")
     read = functools.partial(formats.read_checkpoint, rope_grid=GRIDS["vit5_a"])
     with pytest.raises(CheckpointError, match=r"rope_reg.freqs.*set rope_registers"):
         read(path, rope_registers=50.0)
@@ -77,7 +77,7 @@ def test_frequencies_that_the_options_do_not_give_are_refused(shared_data, tmp_p
 
 
 def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
-    path = oracles.relative(shared_data, "vit5_a")[0]
+    path = oracles.relative_of(shared_data, "vit5_a")[0]
     checkpoint = formats.read_checkpoint(
         path, activation="gelu_tanh", rope_grid=(4, 4)
     )  # the official code's

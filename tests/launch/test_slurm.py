@@ -195,7 +195,7 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
         "sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", SCRIPT, "train", f"--workdir={workdir}",
         f"--config={ROOT}/configs/digits.py", *overrides, "--config.duration=150 steps",
         "--config.log.every=10 steps", "--config.checkpoint.every=75 steps",
-        f"--config.compilation_cache={compilation_cache}",
+        "--config.model.depth=1", "--config.eval.evaluators=()", f"--config.compilation_cache={compilation_cache}",
         cwd=tmp_path,
         env={"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
              "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"},

@@ -10,13 +10,19 @@ import numpy as np
 from vit_jax.base import patterns
 
 
-def relative(shared_data, name):
-    """(path of the checkpoint, its arrays, answers by name, arguments of the official constructor)."""
+def answers_of(shared_data, name):
+    """(arrays of a checkpoint, answers by name, arguments of the official constructor)."""
     folder = shared_data / "oracle" / "relatives"
-    path = folder / f"{name}.ckpt.npz"
+    arrays = dict(np.load(folder / f"{name}.ckpt.npz"))
     answers = dict(np.load(folder / f"{name}.io.npz"))
     arguments = json.loads(str(answers.pop("meta")))["arguments"]
-    return path, dict(np.load(path)), answers, arguments
+    return arrays, answers, arguments
+
+
+def relative_of(shared_data, name):
+    """(path of the checkpoint, and the above)."""
+    path = shared_data / "oracle" / "relatives" / f"{name}.ckpt.npz"
+    return path, *answers_of(shared_data, name)
 
 
 def assert_close(found, expected, bound=1e-5, err_msg=""):

@@ -100,7 +100,7 @@ def test_ablations_of_the_smallest_have_the_papers_counts(options, count):
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_data):
-    path, arrays, answers, arguments = oracles.relative(shared_data, name)
+    path, arrays, answers, arguments = oracles.relative_of(shared_data, name)
     said = dict(scaled_maps=arguments.get("transform_scale", False))
     checkpoint = formats.read_checkpoint(path, **said)
     config = checkpoint.model_config
@@ -138,7 +138,7 @@ def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_d
 
 @pytest.mark.parametrize("name", ORACLES[1:3])
 def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
-    path, arrays, _, _ = oracles.relative(shared_data, name)
+    path, arrays, _, _ = oracles.relative_of(shared_data, name)
     loading.convert(path, tmp_path / "run", "orbax")
     loading.convert(tmp_path / "run", tmp_path / "a.safetensors", "authors")
     found = safetensors.read(tmp_path / "a.safetensors")[0]
@@ -229,7 +229,7 @@ def test_what_is_no_deepvit_is_an_error_that_says_so(name, options, words):
 
 
 def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_path):
-    _, arrays, _, _ = oracles.relative(shared_data, "deepvit_theta_no_norm")
+    _, arrays, _, _ = oracles.relative_of(shared_data, "deepvit_theta_no_norm")
     arrays["blocks.1.attn.surplus"] = arrays.pop("blocks.1.attn.reatten_matrix.bias")
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(CheckpointError) as error:

@@ -193,7 +193,7 @@ def test_parameters_and_multiply_adds_are_those_of_the_authors_code(name, reused
     ],
 )
 def test_logits_features_and_relations_are_those_of_the_authors_code(name, shared_data):
-    path, _, expected, arguments = oracles.relative(shared_data, name)
+    path, _, expected, arguments = oracles.relative_of(shared_data, name)
     said = {} if arguments["relation_reuse"] else {"heads": arguments["num_heads"]}
     model = vit_jax.load(path, **said)
     assert model.config.heads == arguments["num_heads"] and model.config.image_size == 224
@@ -217,7 +217,7 @@ def test_logits_features_and_relations_are_those_of_the_authors_code(name, share
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
-    path, _, theirs, _ = oracles.relative(shared_data, "dvt_deit_both_train")
+    path, _, theirs, _ = oracles.relative_of(shared_data, "dvt_deit_both_train")
     model = vit_jax.load(path)
     definition, weights = registry.split(model)
     objective = Supervised(

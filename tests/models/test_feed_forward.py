@@ -78,7 +78,7 @@ def test_operations_are_those_of_the_matrix_products():
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_and_tokens_are_those_of_the_authors_code(name, shared_data):
-    path, _, answers, arguments = oracles.relative(shared_data, name)
+    path, _, answers, arguments = oracles.relative_of(shared_data, name)
     model = vit_jax.load(path)
     assert model.config.mlp_dim == arguments["mlp_ratio"] * arguments["embed_dim"]
     assert model.config.position_grid == (14, 14)
@@ -94,7 +94,7 @@ def test_logits_and_tokens_are_those_of_the_authors_code(name, shared_data):
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
-    path, arrays, _, _ = oracles.relative(shared_data, name)
+    path, arrays, _, _ = oracles.relative_of(shared_data, name)
     loading.convert(path, tmp_path / "run", "orbax")
     loading.convert(tmp_path / "run", tmp_path / "a.safetensors", "authors")
     found = safetensors.read(tmp_path / "a.safetensors")[0]
@@ -189,7 +189,7 @@ def test_what_the_authors_code_cannot_compute_is_not_written(options, tmp_path):
 
 
 def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_path):
-    _, arrays, _, _ = oracles.relative(shared_data, "ff_patch16")
+    _, arrays, _, _ = oracles.relative_of(shared_data, "ff_patch16")
     arrays["blocks.1.surplus"] = arrays.pop("blocks.1.norm2.weight")
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(CheckpointError) as error:

@@ -106,7 +106,7 @@ def test_the_tiny_one_with_relu6_and_ratio_6_has_the_authors_count():
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared_data):
-    path, _, answers, arguments = oracles.relative(shared_data, name)
+    path, _, answers, arguments = oracles.relative_of(shared_data, name)
     checkpoint = formats.read_checkpoint(path, **ORACLES[name])
     assert checkpoint.model_config.heads == arguments["num_heads"]
     if checkpoint.model_config.gate == "se":
@@ -136,7 +136,7 @@ def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared
 
 @pytest.mark.parametrize("name", ["localvit_act1_relu6", "localvit_act4_hs_eca"])
 def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
-    path, arrays, _, _ = oracles.relative(shared_data, name)
+    path, arrays, _, _ = oracles.relative_of(shared_data, name)
     loading.convert(path, tmp_path / "run", "orbax", **ORACLES[name])
     loading.convert(tmp_path / "run", tmp_path / "a.safetensors", "authors")
     found = safetensors.read(tmp_path / "a.safetensors")[0]
@@ -231,7 +231,7 @@ def test_what_is_no_localvit_is_an_error_that_says_so(name, options, words):
 
 
 def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_path):
-    _, arrays, _, _ = oracles.relative(shared_data, "localvit_act3_hs_se")
+    _, arrays, _, _ = oracles.relative_of(shared_data, "localvit_act3_hs_se")
     arrays["blocks.1.surplus"] = arrays.pop("blocks.1.conv.conv.4.running_var")
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(CheckpointError) as error:

@@ -131,7 +131,7 @@ def test_parameters_and_multiply_adds_are_those_of_the_authors_code(name):
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_and_tokens_are_those_of_the_authors_code(name, shared_data):
-    path, tensors, answers, arguments = oracles.relative(shared_data, name)
+    path, tensors, answers, arguments = oracles.relative_of(shared_data, name)
     model = vit_jax.load(path, heads=arguments["num_heads"], qk_scale=0)
     config = model.config
     assert config.image_size == arguments["img_size"]
