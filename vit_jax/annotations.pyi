@@ -374,6 +374,8 @@ class ObjectiveSection(_Fields):
     'eomt: last blocks that queries go through (default: 4)'
     segments: int | None
     'eomt: of an image at most this many classes are learned, the largest; of panoptic masks no image may have more segments (default: 40)'
+    enlarge: Literal['scores', 'masks'] | None
+    "eomt: what is enlarged to pixels; scores: sums over queries; masks: each query's, to the size of the model's images, before they are summed, as the authors do: better where things are small, slower (default: 'scores')"
     points: int | None
     'eomt: points at which masks are compared, about (default: 12544)'
     annealing: _Tuple

@@ -24,6 +24,7 @@ from vit_jax.devices.meshes import BATCH, make_mesh
 from vit_jax.models import registry
 from vit_jax.objectives.contract import Learner, ObjectiveContext
 from vit_jax.objectives.segmentation import losses
+from vit_jax.objectives.segmentation.heads import QueryHead
 from vit_jax.objectives.segmentation.matching import assign
 from vit_jax.objectives.segmentation.segmentation import (
     Segmentation,
@@ -473,6 +474,26 @@ def test_scores_are_maps_of_all_classes(head, size, model):
     objective = made(model, head=head, width=16)
     (found,) = nnx.jit(objective.answers)(learner(objective), batch()["image"])
     assert found.shape == (2, size, size, CLASSES) and found.dtype == jnp.float32
+
+
+def test_masks_are_enlarged_before_they_are_summed_as_transformers_does():
+    random = np.random.default_rng(0)
+    masks = random.normal(0, 4, (2, 11, 6, 8)).astype(np.float32)
+    classes = random.normal(0, 2, (2, 11, CLASSES + 1)).astype(np.float32)
+    size = (30, 32)
+    found = jax.jit(functools.partial(QueryHead.joined, size=size))(masks, classes)
+    large = torch.nn.functional.interpolate(torch.from_numpy(masks).double(), size, mode="bilinear")
+    probable = torch.from_numpy(classes).double().softmax(-1)[..., :-1]
+    expected = torch.einsum("bqk,bqhw->bhwk", probable, large.sigmoid())
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_scores_are_of_the_images_size_where_masks_are_enlarged():
+    objective = made(enlarge="masks", width=16)
+    (found,) = jax.eval_shape(
+        lambda images: objective.answers(learner(objective), images), batch()["image"]
+    )
+    assert found.shape == (2, *batch()["image"].shape[1:3], CLASSES)
 
 
 @pytest.mark.parametrize(

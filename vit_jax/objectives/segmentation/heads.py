@@ -5,7 +5,7 @@
               a convolution over them.
   eomt        queries that go through the last blocks with the patches (EoMT, arXiv 2503.19108 §3).
 
-Every head has `scores`, maps in which the class with the highest value is the prediction.
+Heads have `scores`, and EoMT's `joined`: maps in which the class with the highest value is the prediction.
 """
 
 import math
@@ -23,6 +23,7 @@ from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.layers import Kernel, Linear, layer_norm
 
 _EPSILON = 1e-6
+_AT_ONCE = 8  # queries whose enlarged masks are in memory
 _HIDDEN = -1e9  # added to the logits of what a query may not attend to
 _FUSED = 4  # times the resolution of the patches
 _gelu = ACTIVATIONS["gelu"]
@@ -163,19 +164,35 @@ class QueryHead(nnx.Module):
         masks = last.norm.product(features.reshape(b, h * w, width), queries)
         return jnp.moveaxis(masks, -1, 1).reshape(b, -1, h, w), classes
 
-    def scores(self, model: nnx.Module, images: jax.Array) -> jax.Array:
-        """(B, h, w, K) float32, see `joined`."""
-        return self.joined(*self.segments(model, images))
-
-    def segments(self, model: nnx.Module, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Probabilities of the queries' masks (B, h, w, Q) and classes (B, Q, K + 1)."""
-        ((masks, classes),) = self(model, images)
-        return jax.nn.sigmoid(jnp.moveaxis(masks, 1, -1)), jax.nn.softmax(classes)
-
     @staticmethod
-    def joined(masks: jax.Array, classes: jax.Array) -> jax.Array:
-        """(B, h, w, K): of every class the sum over queries of its probability times the mask's."""
-        return product("bhwq,bqk->bhwk", masks, classes[..., :-1])
+    def joined(
+        masks: jax.Array, classes: jax.Array, size: tuple[int, int] | None = None
+    ) -> jax.Array:
+        """Of every class the sum over queries of its probability times the mask's, (B, h, w, K).
+
+        Args:
+          masks: (B, Q, h, w) logits.
+          classes: (B, Q, K + 1) logits.
+          size: (h', w') that each query's mask is enlarged to before its probabilities are taken, as EoMT's authors
+            do; the result is of that size. Some queries at a time: all at once are large.
+        """
+        probable = jax.nn.softmax(classes)[..., :-1]
+        if size is None:
+            return product("bhwq,bqk->bhwk", jax.nn.sigmoid(jnp.moveaxis(masks, 1, -1)), probable)
+        (b, queries, *_), k = masks.shape, probable.shape[-1]
+
+        def add(total: jax.Array, some: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            large = jax.image.resize(some[0], (b, _AT_ONCE, *size), "linear", antialias=False)
+            return total + product("bqhw,bqk->bhwk", jax.nn.sigmoid(large), some[1]), None
+
+        none = -queries % _AT_ONCE  # queries of probability 0
+        parts = (
+            jnp.pad(x, ((0, 0), (0, none), *((0, 0),) * (x.ndim - 2)))
+            .reshape(b, -1, _AT_ONCE, *x.shape[2:])
+            .swapaxes(0, 1)
+            for x in (masks, probable)
+        )
+        return jax.lax.scan(add, jnp.zeros((b, *size, k)), tuple(parts))[0]
 
 
 class Upscale(nnx.Module):

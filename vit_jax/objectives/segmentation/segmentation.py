@@ -47,6 +47,12 @@ class SegmentationOptions:
         "more segments",
         minimum=1,
     )
+    enlarge: str = option(
+        "scores",
+        "eomt: what is enlarged to pixels; scores: sums over queries; masks: each query's, to the size of the model's "
+        "images, before they are summed, as the authors do: better where things are small, slower",
+        choices=("scores", "masks"),
+    )
     points: int = option(12544, "eomt: points at which masks are compared, about", minimum=4)
     annealing: tuple = option(
         (1 / 6, 5 / 6),
@@ -185,10 +191,14 @@ class Segmentation(Objective):
         Args:
           images: (B, H, W, C), normalised.
         """
-        if not self.panoptic:
+        if self.options.head != "eomt":
             return (learner.own.scores(learner.model, images),)
-        masks, classes = learner.own.segments(learner.model, images)
-        return learner.own.joined(masks, classes), masks, classes
+        ((masks, classes),) = learner.own(learner.model, images)
+        size = images.shape[1:3] if self.options.enlarge == "masks" else None
+        scores = learner.own.joined(masks, classes, size)
+        if not self.panoptic:
+            return (scores,)
+        return scores, jax.nn.sigmoid(jnp.moveaxis(masks, 1, -1)), jax.nn.softmax(classes)
 
     def masked(self, step: jax.Array) -> jax.Array:
         """(blocks,) the probability that a query attends to its own mask alone: from 1 to 0, in one block
