@@ -177,7 +177,8 @@ def test_a_folder_of_transformers_gives_its_logits_and_comes_back(size, tmp_path
         tmp_path / "ours", output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    np.testing.assert_array_equal(their_logits(again.eval(), x), expected)
+    # Of the same bytes; on one thread PyTorch's sums depend on where in memory they lie.
+    np.testing.assert_allclose(their_logits(again.eval(), x), expected, atol=1e-6)
     assert again.config.depthwise_padding == config.depthwise_padding
 
 
