@@ -8,7 +8,8 @@ vit_jax train --config=configs/speedrun.py:cifar10,adamw --workdir=DIR/adamw
 vit_jax report DIR --speedrun
     prints the table of times. An entry has three seeds or more, each a process of its own.
 
-Expect an end at 60 %, before the last step: on two cores of an AMD EPYC after 224 s (muon) to 108 s (whole_images).
+Expect an end at 60 %: on two cores of an AMD EPYC after 224 s (muon) to 108 s (whole_images), on slower ones after
+193 s (whole_images) and 164 s (growing_images).
 """
 
 from vit_jax import recipes
