@@ -223,9 +223,8 @@ class Reach:
                     for imported in piece.modules:
                         importers[imported].add(piece.module)
                 unused, pieces = unused - pieces, set()
-            if (
-                WHOLE["FORMATS"] in reached
-            ):  # elsewhere the word means something else, as `timm` a RandAugment
+            # Elsewhere the word means something else, as `timm` a RandAugment.
+            if WHOLE["FORMATS"] in reached:
                 waiting |= formats - reached
         return frozenset(reached)
 

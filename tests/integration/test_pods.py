@@ -151,9 +151,8 @@ def test_the_path_of_the_guide_runs_from_top_to_bottom(
     assert code == 0 and "1 done" in out, err
     assert "beside" in (tmp_path / "report" / "report.md").read_text()
 
-    if (
-        processes > 1
-    ):  # that one process in a bucket goes on to the same bits is of `test_buckets.py`
+    # That one process in a bucket goes on to the same bits is of `test_buckets.py`.
+    if processes > 1:
         assert command("prepare", images, f"--out={tmp_path}/data")[0] == 0
         # One process with as many devices, which nobody supervises, computes the same.
         alone = [word.replace(bucket, str(tmp_path)) for word in train[train.index("--") + 1 :]]

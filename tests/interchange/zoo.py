@@ -198,9 +198,8 @@ def check(name: str, small: bool = False) -> tuple[str, float | str]:
         except UserError as error:
             return "refused", str(error).replace(str(path), "it")
         expected = known.tags.get(tag)
-        if expected and (
-            small or known.kind == "NaFlexVit"
-        ):  # which has no size: here that of its table
+        # A NaFlexVit has no size: here that of its table.
+        if expected and (small or known.kind == "NaFlexVit"):
             expected = published.at_size(expected, checkpoint.model_config.image_size, name)
         if expected and checkpoint.preprocessing != expected:
             return "different", f"{checkpoint.preprocessing}, not {expected}"

@@ -99,6 +99,15 @@ def train_theirs(
     return {name: np.array(values) for name, values in curves.items()}
 
 
+def checkpoint_of(config) -> str:
+    """The file, in timm's format, of the model that a run of this config trains, from which others start."""
+    config.log.tensorboard, config.checkpoint.every = False, "0 steps"
+    folder = pathlib.Path(tempfile.mkdtemp())
+    vit_jax.train(config, folder / "run")
+    vit_jax.load_run(folder / "run").save(folder / "timm.safetensors", format="timm")
+    return str(folder / "timm.safetensors")
+
+
 def samples(run: Callable[[int], dict], seeds: Iterable[int]) -> dict[str, np.ndarray]:
     """(seeds, TENTHS) by curve, of a run with each seed."""
     curves = [run(seed) for seed in seeds]

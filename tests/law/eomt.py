@@ -3,14 +3,11 @@ with the two warm-ups and the annealing of its authors' code. Scenes are ours fo
 """
 
 import functools
-import pathlib
 import re
-import tempfile
 
 import numpy as np
 import torch
 
-import vit_jax
 from tests.law import engines
 from vit_jax.config import default_config
 from vit_jax.data.options import Data
@@ -47,11 +44,7 @@ def checkpoint() -> str:
     config.duration = f"{STEPS_BEFORE} steps"
     config.optim.update(dict(name="muon", lr=5e-3, weight_decay=DECAY, warmup="10%"))
     config.eval.evaluators = ("segmentation",)
-    config.log.tensorboard, config.checkpoint.every = False, "0 steps"
-    folder = pathlib.Path(tempfile.mkdtemp())
-    vit_jax.train(config, folder / "run")
-    vit_jax.load_run(folder / "run").save(folder / "timm.safetensors", format="timm")
-    return str(folder / "timm.safetensors")
+    return engines.checkpoint_of(config)
 
 
 def our_config():

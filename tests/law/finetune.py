@@ -3,13 +3,10 @@ interpolation.
 """
 
 import functools
-import pathlib
-import tempfile
 
 import numpy as np
 import torch
 
-import vit_jax
 from tests.law import engines, huggingface, timm_parts
 from tests.law.images import CLASSES, cifar, normalized
 
@@ -23,11 +20,7 @@ def checkpoint() -> str:
     config = huggingface.our_config()
     config.data.update(dict(image_size=BEFORE, pad=2))
     config.model.update(dict(name=f"ViT-S/{PATCH}", epsilon=1e-6))
-    config.log.tensorboard, config.checkpoint.every = False, "0 steps"
-    folder = pathlib.Path(tempfile.mkdtemp())
-    vit_jax.train(config, folder / "run")
-    vit_jax.load_run(folder / "run").save(folder / "timm.safetensors", format="timm")
-    return str(folder / "timm.safetensors")
+    return engines.checkpoint_of(config)
 
 
 def our_config():

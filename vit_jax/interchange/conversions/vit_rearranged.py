@@ -70,15 +70,15 @@ def as_plain(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_of_branch(number: int) -> tuple[tuple[str, str], ...]:
-    """How names in a block of timm's branch of this number begin, and those of a plain block."""
-    attention, mlp = f"attns.{number}.", f"ffns.{number}."
+    """What the parts of a branch of this number are called in timm's blocks, and what in a plain block."""
+    attention, mlp = f"attns.{number}", f"ffns.{number}"
     return (
-        (f"{attention}norm.", "norm1."),
-        (f"{attention}attn.", "attn."),
-        (f"{attention}ls.", "ls1."),
-        (f"{mlp}norm.", "norm2."),
-        (f"{mlp}mlp.", "mlp."),
-        (f"{mlp}ls.", "ls2."),
+        (f"{attention}.norm", "norm1"),
+        (f"{attention}.attn", "attn"),
+        (f"{attention}.ls", "ls1"),
+        (f"{mlp}.norm", "norm2"),
+        (f"{mlp}.mlp", "mlp"),
+        (f"{mlp}.ls", "ls2"),
     )
 
 
@@ -88,7 +88,7 @@ def with_first_branch(shapes: Shapes) -> Shapes:
     for name, shape in shapes.items():
         block, number, rest = ([*name.split(".", 2), "", ""])[:3]
         for theirs, plain in names_of_branch(0) if block == "blocks" else ():
-            if rest.startswith(theirs):
+            if rest.startswith(f"{theirs}."):
                 name = f"{block}.{number}.{plain}{rest.removeprefix(theirs)}"
         result[name] = shape
     return result

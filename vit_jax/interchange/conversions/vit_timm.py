@@ -199,11 +199,11 @@ def _block_rules(
 
     Args:
       ours: where our parameters are.
-      names: how timm's names begin in place of `norm1.`, `attn.` and the like.
+      names: timm's for parts that are called otherwise than `norm1`, `attn` and the like.
     """
 
     def at(plain: str) -> str:
-        return f"blocks.{{layer}}.{names.get(f'{plain}.', f'{plain}.')}"[:-1]
+        return f"blocks.{{layer}}.{names.get(plain, plain)}"
 
     attention, mlp = at("attn"), at("mlp")
     qkv = (f"{attention}.qkv",)
