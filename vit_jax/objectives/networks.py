@@ -194,6 +194,14 @@ class Networks:
         own = nnx.eval_shape(lambda: self.objective.own_modules(registry.Rngs(0)))
         return Weights({}, {}) if own is None else registry.split(own)[1]
 
+    def abstract_teachers(self) -> tuple[Weights, ...]:
+        """Shapes and dtypes of the fixed teachers' weights on the devices that are traced for."""
+        if not self.teachers:
+            return ()
+        from vit_jax.objectives import frozen_weights
+
+        return tuple(frozen_weights.stored(t.config) for t in self.for_devices().teachers)
+
     def base(self) -> dict | None:
         """Shapes and dtypes of the frozen parameters below adapters; `None` where there are no adapters."""
         params = registry.abstract_weights(self.model_config)[1].params

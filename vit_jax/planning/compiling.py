@@ -107,9 +107,9 @@ def trace(
     config = assembly.config
     mesh = make_mesh(config, devices)
     check_batch(config, mesh)
-    state = assembly.abstract_state(mesh)
-    step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
+        state = assembly.abstract_state(mesh)
+        step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
         batch = assembly.abstract_batch(mesh)
         if variant is not None:
             ((name, shape),) = variant.shapes

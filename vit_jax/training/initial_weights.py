@@ -9,6 +9,8 @@ import numpy as np
 from absl import logging
 
 from vit_jax.base import patterns
+from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import fingerprints
 from vit_jax.interchange import fitting, formats, loading, saved_objectives, tensors_by_name
 from vit_jax.models import registry
 from vit_jax.models.lora import ADAPTERS
@@ -92,10 +94,37 @@ def base_of(assembly: Assembly, state: TrainState) -> dict | None:
     return _split(assembly, _weights(assembly, read_checkpoint(assembly), state))[0]
 
 
-def teacher_weights(teacher: FixedTeacher, like: Weights) -> Weights:
-    """The weights of a fixed teacher, in the places of `like`."""
+def teacher_weights(teacher: FixedTeacher, like: Weights, saved: str = "") -> tuple[Weights, str]:
+    """The weights of a fixed teacher, in the places and types of `like`, and their fingerprint, which is that of the
+    weights as they were read.
+
+    Args:
+      saved: the fingerprint that the run was started with; '' in a new run.
+
+    Raises:
+      ConfigError: they have another.
+    """
     checkpoint = formats.read_checkpoint(teacher.path, hints=vars(teacher.config))
-    return loading.fit_weights(checkpoint, like, teacher.config, where=teacher.option)
+    whole = registry.abstract_weights(teacher.config)[1]
+    exact = jax.tree.map(
+        lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y.sharding), whole, like
+    )
+    weights = loading.fit_weights(checkpoint, exact, teacher.config, where=teacher.option)
+    if saved and not fingerprints.is_digest_of(saved, weights):
+        raise ConfigError(
+            f"the teacher {teacher.path} has other weights than the one this run was started with: put that back, "
+            "or use another --workdir"
+        )
+    return _rounded(weights, like), fingerprints.digest(weights)
+
+
+def _rounded(weights: Weights, like: Weights) -> Weights:
+    """`weights` in the types and shardings of `like`."""
+    cast = lambda tree: jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)  # noqa: E731
+    types, wanted = (jax.tree.map(lambda x: x.dtype, tree) for tree in (weights, like))
+    if types == wanted:
+        return weights
+    return jax.jit(cast, out_shardings=states.shardings_of(like))(weights)
 
 
 def anchor_params(assembly: Assembly, anchor: Anchor, like: Weights) -> dict:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.devices import meshes
-from vit_jax.models import lora, registry
+from vit_jax.models import lora
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner
 from vit_jax.objectives.networks import OWN, Networks, evaluated_weights, model_part
@@ -150,10 +150,7 @@ def initializer(
             health=healthy(params),
             variables=variables,
             teacher=teacher,
-            frozen_teachers=tuple(
-                _zeros(registry.abstract_weights(teacher.config)[1])
-                for teacher in networks.teachers
-            ),
+            frozen_teachers=_zeros(networks.abstract_teachers()),
             base=_zeros(networks.base()),
         )
 
