@@ -34,7 +34,6 @@ def get_config(arg="photos"):
     config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
     config.data.update(dict(image_size=224, interpolation="bicubic", crop_area=(0.08, 1.0)))
     config.optim.update(dict(b2=0.99, weight_decay=0.03, lr_end=1e-6, warmup="10 epochs"))
-    config.eval.evaluators = ("knn",)
     return photos(config) if kind == "photos" else unic(config)
 
 
@@ -45,13 +44,14 @@ def unic(config):
     config.augment.update(dict(blur=0.2, solarize=0.2))
     config.duration, config.batch_size = "200 epochs", 512
     config.optim.lr = 3e-4 * 512 / 256
-    config.eval.every = "10 epochs"
+    config.eval.update(dict(every="10 epochs", evaluators=("knn",)))
     return config
 
 
 def photos(config):
     config.objective.adaptor = "mlp"
     config.augment.mixup = 1.0
+    config.eval.evaluators = ("loss",)  # Of images without classes; with them knn says more.
     config.optim.update(dict(b2=0.999, weight_decay=0.04))
     return recipes.on_photos(config, epochs=100, steps=1000, lr=5e-4 * (64 / 1536) ** 0.5)
 

@@ -205,7 +205,10 @@ def test_the_released_sizes_are_known_by_their_tensors(tmp_path, name):
 def test_images_of_satellites_are_prepared_in_their_own_way():
     config = registry.model_config("ViT-L/16", image_size=224, num_classes=0)
     name = "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
-    assert vit_dinov3.DINOv3().preprocessing_named(["weights", name], config).mean[0] == 0.430
+    named = vit_dinov3.DINOv3().preprocessing_named
+    assert named(["weights", name], config).mean[0] == 0.430
+    assert named(["weights", "dinov3_vitl16.safetensors"], config).mean[0] == 0.485  # by photos
+    assert named(["dinov3_vitl16_of_ours", "model.safetensors"], config) is None
 
 
 def test_a_checkpoint_that_an_earlier_version_made_without_positions_is_warned_of(tmp_path, caplog):

@@ -17,7 +17,7 @@ from vit_jax.models.registry import Weights
 
 # Equations that call a program with their own inputs, and those that only move the values of their first input.
 _CALLS = {
-    "jit", "pjit", "checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_call", "shard_map",
+    "checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit", "remat2", "shard_map",
 }  # fmt: skip
 _MOVES = {
     "broadcast_in_dim", "copy", "dynamic_slice", "expand_dims", "reshape", "sharding_constraint", "slice", "squeeze",

@@ -48,8 +48,9 @@ _GATED = (
     (r"\.mlp\.fc1_x\.", ".mlp.w2."),
     (r"\.mlp\.fc2\.", ".mlp.w3."),
 )
-# Of the released files' names to timm's.
-_RELEASED = r"dinov3_vit(s|b|l|h|7b)16(plus)?_pretrain_([a-z0-9]+)"
+# Of the released files' names to timm's; and the authors' own name of a model, which is that trained on photos.
+_RELEASED = r"dinov3_vit(s|b|l|h|7b)16(plus)?(?:_pretrain_([a-z0-9]+)|(?=\.|$))"
+_PHOTOS = "lvd1689m"
 _SIZES = {"s": "small", "b": "base", "l": "large", "h": "huge", "7b": "7b"}
 
 
@@ -196,7 +197,7 @@ class DINOv3(vit_timm.Timm):
             if match := re.search(_RELEASED, part):
                 size, plus, tag = match.groups()
                 name = f"vit_{_SIZES[size]}{'_plus' if plus else ''}_patch16_dinov3"
-                known = published.preprocessing(name, tag)
+                known = published.preprocessing(name, tag or _PHOTOS)
                 return known and published.at_size(known, config.image_size, part)
         return None
 
