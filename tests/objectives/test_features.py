@@ -184,6 +184,7 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
         ({"objective.teachers": ()}, "needs teachers: set --config.objective.teachers="),
         ({"objective.teachers": ("/nowhere.npz",)}, "the teacher: .*nowhere.npz"),
         ({"objective.kinds": ("patches", "tokens")}, "config.objective.kinds = .* one or both of"),
+        ({"batch_size": 4, "accumulate": 4}, "config.batch_size / accumulate = 1"),
         ({"model.name": "BiT-R26x1"}, "no grid in common: set it to mlp, linear or block"),
         (
             {"data.channels": 1, "data.mean": (0.5,), "data.std": (0.5,)},

@@ -171,7 +171,7 @@ def abstract(
     """Shapes, dtypes and shardings of the state, without memory; the last two arguments are those of
     `meshes.specs`.
     """
-    shapes = jax.eval_shape(init, jax.random.key(0))
+    shapes = jax.eval_shape(lambda: init(jax.random.key(0)))  # Devices may not be here.
     shardings, over_data = (
         meshes.shardings(
             shapes, mesh, fsdp_min_size=fsdp_min_size, tensor_rules=tensor_rules, over_data=over

@@ -104,6 +104,11 @@ class Features(OutputTerm):
         kinds = options.kinds
         if not kinds or set(kinds) - set(KINDS) or len(set(kinds)) < len(kinds):
             raise ConfigError(f"config.objective.kinds = {kinds}: one or both of {KINDS}")
+        if "summary" in kinds and options.standardize == "moments" and context.batch_size == 1:
+            raise ConfigError(
+                "config.batch_size / accumulate = 1: one image has no deviation, by which features of whole images are "
+                "standardised; take more images at once, or set --config.objective.standardize=phi_s"
+            )
         models = dict(zip(options.teachers, context.teachers, strict=False))
         for name, config in {"the student": context.model, **models}.items():
             if "patches" in kinds and not layout.has_grid(config):
