@@ -191,8 +191,16 @@ def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -
     """What an objective continues with, and what is re-initialised, in words."""
     parts = [f"of what the objective {objective} owns"]
     if taken:
-        parts.append(f"{', '.join(taken)} continue as they are in the checkpoint")
+        parts.append(f"{_modules(taken, reset)} continue as they are in the checkpoint")
     for why in dict.fromkeys(reset.values()):
-        names = ", ".join(name for name, reason in reset.items() if reason == why)
-        parts.append(f"{names} re-initialised ({why})")
+        names = [name for name, reason in reset.items() if reason == why]
+        others = [*taken, *(name for name in reset if name not in names)]
+        parts.append(f"{_modules(names, others)} re-initialised ({why})")
     return f"{parts[0]}, {'; '.join(parts[1:])}"
+
+
+def _modules(names: Collection[str], others: Collection[str]) -> str:
+    """Names of arrays, a module's as one where all of its arrays are among them: 'text' for 'text/position', …"""
+    split = {name.partition("/")[0] for name in others}
+    first = ((name.partition("/")[0], name) for name in names)
+    return ", ".join(dict.fromkeys(name if top in split else top for top, name in first))
