@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from tests.changed import CORE_TESTS, PLUGINS, READERS, WHOLE, Reach
+from tests.changed import CORE_TESTS, PLUGINS, READERS, Reach
+from tests.file_pieces import WHOLE
 from tests.import_graph import ROOT, modules, parsed
 
 FILES = {
