@@ -1,7 +1,7 @@
-"""The test files that a change reaches: `bash tests/run.sh --changed [BASE]` runs these. It prints them, or nothing
-where that is all of them.
+"""The tests that a change reaches: `bash tests/run.sh --changed [BASE]` runs these. It prints them, files or single
+tests of them, or nothing where that is all.
 
-A test file reaches a file that it imports, or that such a file imports in turn. Tables of names (of families,
+A test reaches a file that its own file imports, or that such a file imports in turn. Tables of names (of families,
 objectives, evaluators, formats, commands) import nothing themselves, so a test, or a recipe that it names, reaches what
 it names: 'dino', 'ViT-B/16', 'convert'. Of a file of tests only the functions, classes and variables count that its
 tests use, or those of others that import it; slow tests, which a change does not run, count for nothing.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 
 from tests import import_graph
-from tests.file_pieces import FIXTURE, WHOLE, Piece, Pieces, strings
+from tests.file_pieces import FIXTURE, PACKAGE, WHOLE, Piece, Pieces, strings
 from tests.import_graph import ROOT, parsed
 
 # The core's own tests: run after every change.
@@ -65,7 +65,7 @@ READERS = {
 
 
 class Reach:
-    """What each test file of the repository reaches."""
+    """What each test of the repository reaches."""
 
     def __init__(self, root: pathlib.Path = ROOT):
         """Reads the tables of names.
@@ -85,17 +85,20 @@ class Reach:
 
     @functools.cache  # noqa: B019 (one object a process)
     def of(self, test: str) -> frozenset[str]:
-        """The modules that a test file reaches."""
-        own = self._names[self._root / test]
-        waiting, reached, unused, formats = {own, *self._conftests(test)}, set(), set(), set()
+        """The modules that the tests of a file reach, or one of them alone: FILE::NAME."""
+        file, _, name = test.partition("::")
+        own = self._names[self._root / file]
+        waiting, reached, unused, formats = {own, *self._conftests(file)}, set(), set(), set()
         used = collections.defaultdict(set)  # names, by the module that uses them
         importers = collections.defaultdict(set)
         while waiting:
             module = waiting.pop()
-            reached.add(module)
+            closure = self._pieces.imported(module)
+            waiting |= closure & {PACKAGE} - reached
+            reached |= closure - {PACKAGE} | {module}
             pieces, maybe = self._pieces.of(module)
             if module == own:  # pytest finds its tests; the slow ones are not run
-                found = {p for p in maybe if any(n.startswith(("test", "Test")) for n in p.names)}
+                found = {p for p in maybe if p.names & ({name} if name else self._tests_in(file))}
                 pieces, maybe = pieces | found, maybe - found
             unused |= maybe
             while pieces or (pieces := self._used(unused, used, importers)):
@@ -106,6 +109,7 @@ class Reach:
                     for imported in piece.modules:
                         importers[imported].add(piece.module)
                 unused, pieces = unused - pieces, set()
+            waiting -= reached
             # Elsewhere the word means something else, as `timm` a RandAugment.
             if WHOLE["FORMATS"] in reached:
                 waiting |= formats - reached
@@ -122,7 +126,8 @@ class Reach:
         }
 
     def reached_by(self, paths: Iterable[str]) -> list[str] | None:
-        """The test files that a change of files reaches, with the core's; `None`: all of them.
+        """What pytest is to run after a change of files, the core's tests too: test files, and of those that it reaches
+        in part FILE::NAME. `None`: all of them.
 
         Args:
           paths: of the files that changed, below the root.
@@ -131,12 +136,26 @@ class Reach:
         for path in paths:
             readers = [files for folder, files in READERS.items() if path.startswith(folder)]
             changed = self._modules_of(path)
-            reaching = {test for test in tests if changed & self.of(test)}
+            reaching = set().union(*(self._reaching(test, changed) for test in tests))
             reaching |= {test for test in tests if self._mentions(self._root / test, path)}
             if path.startswith(ALL) or not (readers or changed or reaching):
                 return None
             chosen |= reaching.union(*readers)
-        return sorted(chosen)
+        return sorted(test for test in chosen if test.partition("::")[0] not in chosen - {test})
+
+    def _reaching(self, file: str, changed: set[str]) -> set[str]:
+        """The tests of a file that reach one of the modules, or the file where all do."""
+        if not changed & self.of(file):
+            return set()
+        tests = {f"{file}::{name}" for name in self._tests_in(file)}
+        reaching = {test for test in tests if changed & self.of(test)}
+        return reaching if reaching < tests else {file}
+
+    def _tests_in(self, file: str) -> set[str]:
+        """The functions and classes of a file that pytest runs."""
+        _, pieces = self._pieces.of(self._names[self._root / file])
+        names = {name for piece in pieces for name in piece.names}
+        return {name for name in names if name.startswith(("test", "Test"))}
 
     def _modules_of(self, path: str) -> set[str]:
         """The module of a file, or those of the package that read it."""

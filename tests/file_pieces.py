@@ -16,6 +16,7 @@ from tests.import_graph import imports_of, parsed
 # A word of a string that may be a name: not the first part of a dotted one, except of a file's.
 WORD = r"(?<![\w-])[\w-]+(?![\w-])(?!\.(?!py\b)\w)"
 FIXTURE = "fixture "
+PACKAGE = "vit_jax"
 NUMPYS_OWN = ("np.load", "np.savez")  # an archive that NumPy reads or writes is no checkpoint
 
 WHOLE = {
@@ -143,6 +144,19 @@ class Pieces:
                 self._entries[module.rpartition(".")[2]].modules.add(module)
 
     @functools.cache  # noqa: B019
+    def imported(self, module: str) -> set[str]:
+        """A module, and of one of the package all that it imports in turn; not what `vit_jax` itself does, which
+        depends on the names that are used.
+        """
+        waiting, modules = {module}, set()
+        while waiting:
+            modules.add(one := waiting.pop())
+            if one.startswith(f"{PACKAGE}."):
+                pieces, _ = self.of(one)
+                waiting |= set().union(*(piece.modules for piece in pieces)) - modules
+        return modules
+
+    @functools.cache  # noqa: B019 (one object a process)
     def of(self, module: str) -> tuple[set[Piece], set[Piece]]:
         """The pieces of a file that count, and those that count where one of their names is used."""
         tree = parsed(self.known[module])

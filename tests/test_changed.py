@@ -42,6 +42,8 @@ FILES = {
     "tests/test_reads_no_format.py": 'read("a.npz")',
     "tests/test_nothing.py": "import json",
     "tests/test_is_slow.py": 'MODEL = "mixer"\n\n\n@pytest.mark.slow\ndef test_it():\n    make(MODEL)',
+    "tests/test_in_part.py": "from vit_jax import loop\n\n\n@fixture\ndef big():\n    return 'ViT-L/16'\n\n\n"
+    "def test_one(big): pass\n\n\nclass TestTwo:\n    SIZE = 'ViT-S/16'\n\n\ndef test_three(): pass",
 }  # fmt: skip
 
 MIXER = {"uses_a_fixture", "names_a_recipe"}  # by the recipe of tokens
@@ -62,9 +64,9 @@ def reach(tmp_path_factory):
         ("vit_jax/zoo/mixer.py", {*MIXER, "imports_it", "names_it"}),
         ("vit_jax/zoo/mixing.py", {*MIXER, "imports_it", "names_it"}),
         ("vit_jax/names.json", {*MIXER, "imports_it", "names_it"}),
-        ("vit_jax/zoo/vit.py", {"names_a_size", "uses_a_helper"}),
+        ("vit_jax/zoo/vit.py", {"names_a_size", "uses_a_helper", "in_part"}),
         ("vit_jax/interchange/npz.py", {"names_a_format"}),
-        ("vit_jax/loop.py", {"trains"}),
+        ("vit_jax/loop.py", {"trains", "in_part"}),
         ("vit_jax/commands/run.py", {"commands"}),
         ("launch/start.sh", {"starts"}),
         ("configs/tokens.py", MIXER),
@@ -75,13 +77,23 @@ def test_a_change_reaches_the_tests_that_import_or_name_what_changed(reach, path
     stated = set(CORE_TESTS).union(
         *(tests for folder, tests in READERS.items() if path.startswith(folder))
     )
-    assert set(reach.reached_by([path])) - stated == {f"tests/test_{name}.py" for name in expected}
+    files = {test.partition("::")[0] for test in reach.reached_by([path])}
+    assert files - stated == {f"tests/test_{name}.py" for name in expected}
+
+
+def test_of_a_file_those_tests_run_that_reach_what_changed(reach):
+    file, vit, loop = "tests/test_in_part.py", "vit_jax/zoo/vit.py", "vit_jax/loop.py"
+    tests = set(reach.reached_by([vit]))
+    assert tests >= {f"{file}::test_one", f"{file}::TestTwo"}
+    assert tests.isdisjoint({file, f"{file}::test_three"})
+    tests = set(reach.reached_by([vit, loop]))  # the file imports the loop: that reaches every test
+    assert file in tests and tests.isdisjoint({f"{file}::test_one", f"{file}::TestTwo"})
 
 
 def test_the_core_is_tested_whatever_changed_and_changes_add_up(reach):
     assert reach.reached_by([]) == sorted(CORE_TESTS)
-    one, other = reach.reached_by(["vit_jax/loop.py"]), reach.reached_by(["vit_jax/zoo/vit.py"])
-    assert reach.reached_by(["vit_jax/loop.py", "vit_jax/zoo/vit.py"]) == sorted({*one, *other})
+    one, other = reach.reached_by(["vit_jax/loop.py"]), reach.reached_by(["vit_jax/zoo/mixer.py"])
+    assert reach.reached_by(["vit_jax/loop.py", "vit_jax/zoo/mixer.py"]) == sorted({*one, *other})
 
 
 @pytest.mark.parametrize("path", ["setup.py", "tests/conftest.py", "a file that no test names"])
