@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 
 from tests import import_graph
-from tests.file_pieces import FIXTURE, PACKAGE, WHOLE, Piece, Pieces, strings
+from tests.file_pieces import CHOICE, EVERY_CHOICE, FIXTURE, PACKAGE, WHOLE, Piece, Pieces, strings
 from tests.import_graph import ROOT, parsed
 
 # The core's own tests: run after every change.
@@ -91,6 +91,8 @@ class Reach:
         waiting, reached, unused, formats = {own, *self._conftests(file)}, set(), set(), set()
         used = collections.defaultdict(set)  # names, by the module that uses them
         importers = collections.defaultdict(set)
+        if file in READERS["configs/"]:
+            used[own].add(EVERY_CHOICE)
         while waiting:
             module = waiting.pop()
             closure = self._pieces.imported(module)
@@ -116,12 +118,14 @@ class Reach:
         return frozenset(reached)
 
     def _used(self, pieces: set[Piece], used: dict, importers: dict) -> set[Piece]:
-        """Those of the pieces whose names their own module uses, or one that imports it; of fixtures, any."""
-        fixtures = {name for names in used.values() for name in names if name.startswith(FIXTURE)}
+        """Those of the pieces whose names their own module uses, or one that imports it; of fixtures and
+        choices, any.
+        """
+        anywhere = {n for names in used.values() for n in names if n.startswith((FIXTURE, CHOICE))}
         return {
             piece
             for piece in pieces
-            if piece.names & fixtures
+            if piece.names & anywhere
             or any(piece.names & used[m] for m in (piece.module, *importers[piece.module]))
         }
 

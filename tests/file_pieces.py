@@ -15,7 +15,10 @@ from tests.import_graph import imports_of, parsed
 
 # A word of a string that may be a name: not the first part of a dotted one, except of a file's.
 WORD = r"(?<![\w-])[\w-]+(?![\w-])(?!\.(?!py\b)\w)"
-FIXTURE = "fixture "
+# Names that are used in any file, not only where their own is imported: fixtures, and words that choose an entry of a
+# recipe's table. Tests that read all recipes choose every entry.
+FIXTURE, CHOICE = "fixture ", "choice "
+EVERY_CHOICE = f"{CHOICE}*"
 PACKAGE = "vit_jax"
 NUMPYS_OWN = ("np.load", "np.savez")  # an archive that NumPy reads or writes is no checkpoint
 
@@ -105,14 +108,43 @@ def _is_fixture(node: ast.FunctionDef | ast.ClassDef) -> bool:
     return any(re.match(r"(pytest\.)?fixture\b", ast.unparse(text)) for text in node.decorator_list)
 
 
+def _is_script(node: ast.AST) -> bool:
+    """Whether this is what a file does as a program."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
 def _is_slow(node: ast.AST) -> bool:
     """Whether all cases of a test are slow."""
     return "pytest.mark.slow" in map(ast.unparse, getattr(node, "decorator_list", ()))
 
 
+def _choices(tree: ast.Module) -> dict[ast.AST, set[str]]:
+    """The tables of a recipe of which one entry is used, `TABLE[word]` or `TABLE.get(word)`, and its keys, `*TABLE`:
+    each entry and the names by which it is used, and the assignment, whose use says nothing.
+    """
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    parts = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(table)], value=ast.Dict(keys, values)):
+                uses = [parents[n] for n in parents if isinstance(n, ast.Name) and n.id == table]
+                words = [getattr(key, "value", None) for key in keys]
+                if all(isinstance(w, str) and re.fullmatch(r"[\w-]+", w) for w in words) and all(
+                    use is node
+                    or isinstance(use, ast.Subscript | ast.Starred)
+                    or isinstance(use, ast.Attribute)
+                    and use.attr == "get"
+                    for use in uses
+                ):
+                    parts[node] = set()
+                    for word, value in zip(words, values, strict=True):
+                        parts[value] = {CHOICE + word, EVERY_CHOICE}
+    return parts
+
+
 class Piece(NamedTuple):
     """A piece of a file: its module, the modules that it imports or names, formats that it names, the names that it
-    uses, and those by which its own module and those that import it use it; of a fixture, any.
+    uses, and those by which its own module and those that import it use it; of fixtures and choices, any.
     """
 
     module: str
@@ -159,7 +191,7 @@ class Pieces:
     @functools.cache  # noqa: B019 (one object a process)
     def of(self, module: str) -> tuple[set[Piece], set[Piece]]:
         """The pieces of a file that count, and those that count where one of their names is used."""
-        tree = parsed(self.known[module])
+        tree, always = parsed(self.known[module]), set()
         if module == "vit_jax":  # its public names are imported when they are used
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
             parts = {node: {alias.name for alias in node.names} for node in imports}
@@ -173,15 +205,22 @@ class Pieces:
             }
             constants = [n for n in tree.body if isinstance(n, ast.Assign)]
             parts |= {n: names for n in constants if (names := _assigned(n))}
+            imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+            always = {self._import(n, module) for n in imports}
+            parts |= {n: {alias.asname or alias.name for alias in n.names} for n in imports}
+            parts |= {n: {"-m", "__file__"} for n in tree.body if _is_script(n)}
         else:
-            parts = {}
+            parts = _choices(tree) if module.startswith("configs.") else {}
         rest = [node for node in tree.body if node not in parts]
         if module == "vit_jax":
             rest = [node for node in rest if not isinstance(node, ast.If)]
-        return (
-            {self._piece(node, module, set()) for node in rest},
-            {self._piece(node, module, names) for node, names in parts.items()},
-        )
+        always |= {self._piece(node, module, set()) for node in rest}
+        return always, {self._piece(node, module, names) for node, names in parts.items()}
+
+    def _import(self, node: ast.ImportFrom, module: str) -> Piece:
+        """What a test file imports, whether or not its tests use these names."""
+        nothing = frozenset()
+        return Piece(module, frozenset(imports_of(node, self.known)), nothing, nothing, nothing)
 
     def _piece(self, node: ast.AST, module: str, names: set[str]) -> Piece:
         modules, formats, identifiers = imports_of(node, self.known), set(), set()
@@ -189,15 +228,23 @@ class Pieces:
             package = module.rpartition(".")[0]
             modules |= {package} & self.known.keys() - {"vit_jax"}
         else:
-            identifiers = _identifiers(node)
-            named = self._named(strings(node, but_of=NUMPYS_OWN))
+            texts = strings(node, but_of=NUMPYS_OWN)
+            words = {word for text in texts for word in re.findall(r"[\w-]+", text)}
+            identifiers = _identifiers(node) | {CHOICE + word for word in words}
+            named = self._named(texts)
             formats = named & self._tables.get(WHOLE["FORMATS"], set())
             modules |= named - formats
+            modules |= {m for text in texts for m in (text, f"{text}.__main__")} & self.known.keys()
             if module.startswith("configs."):  # recipes import their neighbours by name
                 # A split `train` is no command, and who made a checkpoint or chose a rate is no format.
                 formats = set()
                 for table in ("COMMANDS", "FORMATS", "CONVERSIONS"):
                     modules -= self._tables.get(WHOLE[table], set())
+                # Neither is `best` a recipe: these are named with their suffix.
+                modules -= {
+                    m for m in modules if m.startswith("configs.")
+                    and not any(f"{m.rpartition('.')[2]}.py" in text for text in texts)
+                }  # fmt: skip
                 neighbours = {
                     name.removeprefix("configs."): path for name, path in self.known.items()
                 }
