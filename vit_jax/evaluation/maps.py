@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.base.settings import named_entries
 from vit_jax.data.augmentation import augment
 from vit_jax.data.decoding import resize
 from vit_jax.data.options import Data
@@ -125,9 +126,9 @@ def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def options_of(evaluators: Sequence) -> MaskOptions:
     """How maps are made, by `config.eval.evaluators`."""
-    entries = (entry for entry in evaluators if not isinstance(entry, str))
+    entries = named_entries("eval.evaluators", evaluators)
+    of_masks = next((options for name, options in entries if name == "segmentation"), {})
     known = {field.name for field in dataclasses.fields(MaskOptions)}
-    of_masks = next((options for name, options in entries if name.startswith("segmentation")), {})
     return MaskOptions(**{name: of_masks[name] for name in known if name in of_masks})
 
 

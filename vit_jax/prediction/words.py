@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.settings import named_entries
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.labels.masks import IGNORED
 from vit_jax.devices import meshes
@@ -85,7 +86,7 @@ def check_words(words: Sequence[str], threshold: float | None = None) -> None:
 
 def _options_of(run: TrainedModel) -> by_words.WordMapsOptions:
     """How maps are made, by `config.eval.evaluators`."""
-    entries = (entry for entry in run.config.eval.evaluators if not isinstance(entry, str))
+    entries = named_entries("eval.evaluators", run.config.eval.evaluators)
     options = next((options for name, options in entries if name == "word_maps"), {})
     known = {
         name: options[name] for name in ("windows", "templates", "threshold") if name in options
