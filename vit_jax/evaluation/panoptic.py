@@ -9,13 +9,11 @@ from vit_jax.data.labels.masks import IGNORED
 from vit_jax.data.labels.segments import classes_of, numbers
 from vit_jax.evaluation import maps
 
-_UNIT = (
-    2**40
-)  # IoU is counted in such parts, as integers: sums over hosts do not depend on their order
+# IoU is counted in such parts, as integers: sums over hosts do not depend on their order.
+_UNIT = 2**40
 _CODES = 2**16  # of label maps
-SUM, TRUE, FALSE, MISSED = range(
-    4
-)  # columns of counts: of IoU, and true positives, false ones, false negatives
+# Columns of counts: of IoU, and true positives, false ones, false negatives.
+SUM, TRUE, FALSE, MISSED = range(4)
 
 
 def segment_map(
