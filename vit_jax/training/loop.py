@@ -320,8 +320,8 @@ class _Run:
         try:
             self.state = self.checks.check_health(self.state, self.checkpoints.steps, ranges)
         except NonFiniteError as error:
-            goes_on = isinstance(error, BadStep)  # from an earlier step
-            if step is not None and not goes_on:
+            continues = isinstance(error, BadStep)  # from an earlier step
+            if step is not None and not continues:
                 self.meter.log(step)
             raise
 

@@ -87,7 +87,7 @@ class DeviceChecks:
     def check_health(
         self, state: TrainState, saved_steps: Callable, skipped: list[tuple[int, int]]
     ) -> TrainState:
-        """The state, if the run can go on with it; see `health.check_health`, which raises, and `explain`."""
+        """The state, if the run can continue with it; see `health.check_health`, which raises, and `explain`."""
         config = self._assembly.config
         try:
             health.check_health(state.health, state.params, config, saved_steps)
