@@ -4,7 +4,8 @@ tests of them, or nothing where that is all.
 A test reaches a file that its own file imports, or that such a file imports in turn. Tables of names (of families,
 objectives, evaluators, formats, commands) import nothing themselves, so a test, or a recipe that it names, reaches what
 it names: 'dino', 'ViT-B/16', 'convert'. Of a file of tests only the functions, classes and variables count that its
-tests use, or those of others that import it; slow tests, which a change does not run, count for nothing.
+tests use, or those of others that import it; slow tests, which a change does not run, count for nothing. A test that
+reads stored models reaches the formats and families that its file names anywhere: they are found by their content.
 """
 
 import collections
@@ -35,6 +36,14 @@ PLUGINS = {
     "tests.services.launching",
     "tests.services.runs",
 }
+# What reads a stored model of any format and family: functions, and words of commands, fields and names of files.
+READING = {
+    "load", "load_run", "load_weights", "read_checkpoint", "read_model", "create_model", "convert", "detect", "show",
+    "summarize", "init_from", "teacher", "teachers", "CHECKPOINT",
+    *(f"{CHOICE}{word}" for word in (
+        "checkpoint", "convert", "init_from", "show", "teacher", "teachers", "safetensors", "pth", "npz",
+    )),
+}  # fmt: skip
 # Where a change reaches all tests.
 ALL = (
     "setup.py",
@@ -113,6 +122,9 @@ class Reach:
                         importers[imported].add(piece.module)
                 unused, pieces = unused - pieces, set()
             waiting -= reached
+            # What a stored model is, is found by its content: any of those that the file names.
+            if any(names & READING for names in used.values()):
+                formats |= self._pieces.stored(own)
             # Elsewhere the word means something else, as `timm` a RandAugment.
             if WHOLE["FORMATS"] in reached:
                 waiting |= formats - reached

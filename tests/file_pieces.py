@@ -217,6 +217,13 @@ class Pieces:
         always |= {self._piece(node, module, set()) for node in rest}
         return always, {self._piece(node, module, names) for node, names in parts.items()}
 
+    def stored(self, module: str) -> set[str]:
+        """The formats, families and their conversions that a file names or imports anywhere."""
+        pieces = set().union(*self.of(module))
+        tables = (WHOLE[name] for name in ("FORMATS", "FAMILIES", "CONVERSIONS"))
+        known = set().union(*(self._tables.get(table, set()) for table in tables))
+        return {m for piece in pieces for m in piece.modules | piece.formats} & known
+
     def _import(self, node: ast.ImportFrom, module: str) -> Piece:
         """What a test file imports, whether or not its tests use these names."""
         nothing = frozenset()
@@ -229,7 +236,7 @@ class Pieces:
             modules |= {package} & self.known.keys() - {"vit_jax"}
         else:
             texts = strings(node, but_of=NUMPYS_OWN)
-            words = {word for text in texts for word in re.findall(r"[\w-]+", text)}
+            words = {word for text in texts for word in re.findall(r"\w[\w-]*", text)}
             identifiers = _identifiers(node) | {CHOICE + word for word in words}
             named = self._named(texts)
             formats = named & self._tables.get(WHOLE["FORMATS"], set())
