@@ -29,9 +29,8 @@ from vit_jax.interchange import formats, safetensors
 from vit_jax.models import published, registry
 
 BOUND = 2e-5  # of the largest logit, or of 1
-SMALL_BOUND = (
-    1e-6  # of small networks, computed in float64: what is left is of constants in float32
-)
+# Of small networks, computed in float64: what is left is of constants in float32.
+SMALL_BOUND = 1e-6
 FAMILIES = (
     ("DINOv3", r".*_dinov3.*|.*lingbot.*"),
     ("DINOv2, TIPS v2", r".*dinov2.*|.*tipsv2.*"),
