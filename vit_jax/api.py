@@ -329,10 +329,8 @@ class Run(TrainedModel):
         checkpoint = formats.read_checkpoint(self.source, **self.stated)
         if checkpoint.model_config.image_size != self.model_config.image_size:
             checkpoint = saved_objectives.with_found(checkpoint)
-        weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
-        if prepared.mean and prepared.std:
-            names = (field.name for field in dataclasses.fields(formats.Preprocessing))
-            stated = file_header.preprocessing_of({name: prepared[name] for name in names})
+        weights = jax.device_get(registry.split(self.model)[1])
+        if stated := file_header.preprocessing_in(self.config.data):
             checkpoint = dataclasses.replace(checkpoint, preprocessing=stated)
         checkpoint = dataclasses.replace(
             checkpoint, model_config=self.model_config, params=weights.params, variables=weights.variables

@@ -18,6 +18,7 @@ from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
 from vit_jax.base.sections import ConfigSection, RootConfig
 from vit_jax.data.options import Augment, Data, Pseudo
+from vit_jax.devices.meshes import MeshOptions as Mesh
 from vit_jax.models import classifier
 from vit_jax.models import registry as models
 from vit_jax.optim.options import Optim
@@ -27,29 +28,6 @@ if TYPE_CHECKING:
 
 # The value of `init_from` in a recipe that needs a checkpoint, until the user names one.
 CHECKPOINT = "CHECKPOINT"
-
-
-@dataclasses.dataclass(frozen=True)
-class Mesh:
-    """How the devices are arranged; -1 takes what the others leave. The batch is sharded over data ×
-    fsdp, optimizer state and averages over all three.
-    """
-
-    data: int = option(-1, "replicas of the parameters", minimum=-1)
-    fsdp: int = option(
-        1,
-        "devices that parameters are sharded over, too; with data=-1, all where there are fewer",
-        minimum=-1,
-    )
-    tensor: int = option(1, "devices that heads and MLP width are sharded over", minimum=-1)
-    fsdp_min_size: int = option(
-        2**16, "arrays with fewer elements are not sharded over data and fsdp", minimum=0
-    )
-    gradients: str = option(
-        "float32",
-        "GPUs: type in which gradients of kernels are added over devices; bfloat16 halves the traffic and rounds sums",
-        choices=("float32", "bfloat16"),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,9 +219,7 @@ class Hosts:
         minimum=0,
     )
     other_minutes: float = option(
-        60.0,
-        "the same for compiling, restoring, saving, and one batch of an evaluation",
-        minimum=0,
+        60.0, "the same for compiling, restoring, saving, and one batch of an evaluation", minimum=0
     )
 
 

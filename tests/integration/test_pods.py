@@ -19,9 +19,9 @@ import pytest
 from etils import epath
 
 from tests.conftest import QUICK
+from tests.guide_commands import ROOT, lines_of
 from tests.integration.conftest import HOSTS
 from tests.integration.test_train import assert_same_bits, params_of
-from tests.test_docs import ROOT, lines_of
 from vit_jax.checkpoints import reading
 
 STEPS, EVERY = 24, 8

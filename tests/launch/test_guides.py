@@ -8,8 +8,8 @@ import pytest
 from etils import epath
 
 from launch.main import ENGINES
+from tests.guide_commands import ours
 from tests.launch.test_scripts import ROOT
-from tests.test_docs import ours
 from vit_jax.data.preparation.prepare import prepare
 
 LAUNCHES = [words for words in ours().values() if words[0] == "launch"]

@@ -250,7 +250,7 @@ def test_the_step_of_square_images_is_the_ordinary_one():
         ({"data.native_budget": 640, "data.native_rate": "sqrt", "optim.name": "schedule_free"}, "schedule_free"),
         ({"data.native_patch": 16}, "the model's patch is 8"),
         ({"data.size_schedule": ((0, 16), (0.5, 32))}, "config.data.size_schedule"),
-        ({"eval.evaluators": ("loss",)}, "the evaluator 'loss' .* measures images of one size"),
+        ({"eval.evaluators": (("loss", {}),)}, "the evaluator 'loss' .* measures images of one size"),
         ({"objective.name": "mae"}, "the objective 'mae' learns from images of one size"),
         ({"data.permute": "patches", "data.permute_patch": 8}, "permutes images of one size"),
     ],

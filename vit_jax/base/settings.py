@@ -1,10 +1,10 @@
-"""Settings of config fields as text, as a command line has them: `optim.lr=3e-4`."""
+"""Settings of config fields as text, as a command line has them: `optim.lr=3e-4`; and fields that list names."""
 
 import ast
 import dataclasses
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -118,6 +118,24 @@ def folder_name(fields: Mapping[str, object]) -> str:
     """The folder of a run with these fields: 'lr=0.1,duration=500_steps'."""
     text = ",".join(f"{name}={value}" for name, value in fields.items())
     return re.sub(r"[^\w.,=%+-]+", "_", text)
+
+
+def named_entries(field: str, entries: Sequence) -> list[tuple[str, dict]]:
+    """The entries of a field that lists names, such as `eval.evaluators`, each as (name, options).
+
+    Raises:
+      ConfigError: an entry is neither NAME nor (NAME, {'OPTION': VALUE}).
+    """
+    pairs = []
+    for entry in entries:
+        match (entry, {}) if isinstance(entry, str) else entry:
+            case [str(name), Mapping() | ConfigDict() as given]:
+                pairs.append((name, dict(given)))
+            case _:
+                raise ConfigError(
+                    f"config.{field}: {entry!r} is neither NAME nor (NAME, {{'OPTION': VALUE}})"
+                )
+    return pairs
 
 
 def parse_value(name: str, text: str, field: dataclasses.Field):

@@ -154,9 +154,7 @@ class Committer:
     ) -> dict[int, str]:
         began = time.time()
         failed = self._in_all(
-            "write of a save",
-            self._wait,
-            lambda: self._write_own(unfinished, arguments, copied),
+            "write of a save", self._wait, lambda: self._write_own(unfinished, arguments, copied)
         )
         return failed or self._in_all(
             "commit of a save",

@@ -42,10 +42,7 @@ def spec(
 
 
 def specs(
-    config: BatchSpec,
-    num_classes: int,
-    multi_label: bool = False,
-    masks: ClassTable | bool = False,
+    config: BatchSpec, num_classes: int, multi_label: bool = False, masks: ClassTable | bool = False
 ) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
     what a step is compiled for; several where images have several sizes (`views.variants`), each once.
@@ -153,12 +150,7 @@ class TrainBatches:
         return bad
 
     def cut(
-        self,
-        example: Record,
-        *,
-        variant: views.Variant,
-        draws: list,
-        outs: dict[str, np.ndarray],
+        self, example: Record, *, variant: views.Variant, draws: list, outs: dict[str, np.ndarray]
     ) -> None:
         """Cuts an image and its mask, or all of its views from pixels that are decoded once; makes tokens of a
         caption.

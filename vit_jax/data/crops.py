@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from vit_jax.models.preprocessing import Preprocessing
 
 _TRIES = 10
-_RESIZING = (
-    "central",
-    "torchvision",
-    "transformers",
-    "squash",
-)  # how evaluation uses `eval_resize`
+_RESIZING = ("central", "torchvision", "transformers", "squash")  # crops that use `eval_resize`
 DRAWS = 4 * _TRIES  # random numbers that a training crop may need
 
 # The fields of `Data` that say how a training image is cut.
@@ -146,10 +141,7 @@ def check_crops(config_data: Data) -> None:
 
 
 def _place(
-    image: tuple[int, int],
-    target: tuple[int, int],
-    side: int,
-    draws: Sequence[float] | None = None,
+    image: tuple[int, int], target: tuple[int, int], side: int, draws: Sequence[float] | None = None
 ) -> tuple[float, float, float, float]:
     """The central or a random place of the target's size in a resized image, in pixels of the
     image as it is.

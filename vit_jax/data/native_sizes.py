@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.settings import named_entries
 from vit_jax.data import crops
 from vit_jax.data.augmentation import patches
 from vit_jax.data.decoding import decode
@@ -177,7 +178,7 @@ def for_training(config: BatchSpec, takes_native: bool, model: ClassifierConfig)
         raise ConfigError(
             f"{where}: the teacher of config.pseudo sees images of one size; set config.pseudo.teacher=''"
         )
-    if "loss" in config.eval.evaluators:
+    if "loss" in dict(named_entries("eval.evaluators", config.eval.evaluators)):
         raise ConfigError(
             f"{where}: the evaluator 'loss' of config.eval.evaluators measures images of one size; name accuracy"
         )

@@ -16,6 +16,7 @@ import numpy as np
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
+from vit_jax.base.settings import named_entries
 from vit_jax.data.record import BadImage, Label, Record, Source
 from vit_jax.data.sources import fingerprint
 
@@ -142,7 +143,7 @@ def for_run(config: Any, options: Any) -> Any:
         )
     if config.pseudo.teacher:
         raise ConfigError(f"{name} needs no labels: set config.pseudo.teacher=''")
-    if any("loss" in (entry, *entry[:1]) for entry in config.eval.evaluators):
+    if "loss" in dict(named_entries("eval.evaluators", config.eval.evaluators)):
         raise ConfigError(
             f"config.eval.evaluators: 'loss' has no captions, which {name} needs; name retrieval or zero_shot"
         )

@@ -7,6 +7,7 @@ its `data` is replica x data. Models know none of this; what is computed with th
 is in `compute.partitioning`, where a step computes its update in `training.zero`.
 """
 
+import dataclasses
 import math
 import os
 import re
@@ -22,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
 
 # XLA runs simulated CPU devices in one pool with a thread per core. Their collectives wait for each
 # other in it, and with fewer threads than waiters they wait forever. NPROC, which XLA reads when the
@@ -54,6 +56,29 @@ TENSOR_RULES = (
     (r".*mlp/up/bias", -1),
     (r".*mlp/down/kernel", -2),
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshOptions:
+    """How the devices are arranged; -1 takes what the others leave. The batch is sharded over data ×
+    fsdp, optimizer state and averages over all three.
+    """
+
+    data: int = option(-1, "replicas of the parameters", minimum=-1)
+    fsdp: int = option(
+        1,
+        "devices that parameters are sharded over, too; with data=-1, all where there are fewer",
+        minimum=-1,
+    )
+    tensor: int = option(1, "devices that heads and MLP width are sharded over", minimum=-1)
+    fsdp_min_size: int = option(
+        2**16, "arrays with fewer elements are not sharded over data and fsdp", minimum=0
+    )
+    gradients: str = option(
+        "float32",
+        "GPUs: type in which gradients of kernels are added over devices; bfloat16 halves the traffic and rounds sums",
+        choices=("float32", "bfloat16"),
+    )
 
 
 def make_mesh(sizes: Mapping[str, int], devices: list | None = None, *, copies: int = 1) -> Mesh:

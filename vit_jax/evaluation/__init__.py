@@ -6,18 +6,18 @@ PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own n
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest
+from vit_jax.base.settings import named_entries
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
 
 EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
@@ -96,8 +96,7 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
         usual = "accuracy" if objective.needs_labels or context.networks is None else "loss"
         entries = (objective.evaluator or usual,)
     evaluators = {}
-    for entry in entries:
-        name, given = (entry, {}) if isinstance(entry, str) else _pair(entry)
+    for name, given in named_entries("eval.evaluators", entries):
         if name not in EVALUATORS:
             raise ConfigError(
                 f"config.eval.evaluators: there is no evaluator {name!r}{nearest(name, EVALUATORS)}"
@@ -147,12 +146,3 @@ def is_share(metric: str) -> bool:
 def _plain(value):
     """A number as Python's own, which JSON takes too."""
     return value.item() if isinstance(value, np.generic | np.ndarray | jax.Array) else value
-
-
-def _pair(entry) -> tuple[str, dict]:
-    pair = isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str)
-    if pair and isinstance(entry[1], Mapping | ConfigDict):
-        return entry[0], dict(entry[1])
-    raise ConfigError(
-        f"config.eval.evaluators: {entry!r} is neither NAME nor (NAME, {{'OPTION': VALUE}})"
-    )

@@ -12,6 +12,7 @@ from etils import epath
 from vit_jax import evaluation
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.settings import named_entries
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.options import Data
@@ -65,11 +66,10 @@ def judged_images(data: Data, images: int) -> str:
 
 def _with_data(entry, fields: dict):
     """An entry of `config.eval.evaluators` with other fields of `config.data`; what it sets itself stays."""
-    name, options = (entry, {}) if isinstance(entry, str) else entry
+    ((name, options),) = named_entries("eval.evaluators", (entry,))
     evaluator = evaluation.EVALUATORS.get(name)
     if evaluator is None or issubclass(evaluator, FeatureEvaluator):
         return entry
-    options = dict(options)
     own = dict(options.get("data", {}))
     if {"name", "path"} & set(own):
         return entry

@@ -16,13 +16,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base import sizes
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.base.settings import named_entries
 from vit_jax.data.augmentation import augment
 from vit_jax.data.decoding import resize
 from vit_jax.data.options import Data
+from vit_jax.evaluation import contract
+from vit_jax.models import classifier, layout
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN, Networks
 
 WINDOWS = ("whole", "sliding")
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskOptions(contract.EvaluatorOptions):
+    """What the evaluator `segmentation` takes."""
+
+    windows: str = option(
+        "whole",
+        "what the model sees: the whole image squeezed to its size, or windows that cover it",
+        choices=WINDOWS,
+    )
+    score: float = option(
+        0.8,
+        "panoptic: a query counts if its class is more probable than this",
+        minimum=0,
+        below=1,
+    )
+    overlap: float = option(
+        0.8,
+        "panoptic: a query counts if it keeps at least this share of its mask, beside the others",
+        minimum=0,
+        maximum=1,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +122,31 @@ def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         better = scores_of_class > best
         best[better], labels[better] = scores_of_class[better], label
     return labels
+
+
+def options_of(evaluators: Sequence) -> MaskOptions:
+    """How maps are made, by `config.eval.evaluators`."""
+    entries = named_entries("eval.evaluators", evaluators)
+    of_masks = next((options for name, options in entries if name == "segmentation"), {})
+    known = {field.name for field in dataclasses.fields(MaskOptions)}
+    return MaskOptions(**{name: of_masks[name] for name in known if name in of_masks})
+
+
+def check_windows(windows: str, things: tuple[bool, ...]) -> None:
+    """Raises `ConfigError` for unknown windows, and for those of a model that finds single things: those of two windows
+    cannot be matched.
+    """
+    if windows not in WINDOWS:
+        raise ConfigError(f"windows = {windows!r}: must be {' or '.join(WINDOWS)}")
+    if things and windows != "whole":
+        raise ConfigError(
+            f"windows = {windows!r}: a model that finds single things sees whole images; set windows to 'whole'"
+        )
+
+
+def grain(model_config: classifier.ClassifierConfig) -> int:
+    """Where windows may begin: at multiples of a patch's side."""
+    return model_config.height_width[0] // layout.grid(model_config)[0]
 
 
 def make_answers(

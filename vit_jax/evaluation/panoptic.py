@@ -7,14 +7,13 @@ import numpy as np
 from vit_jax.data.decoding import resize
 from vit_jax.data.labels.masks import IGNORED
 from vit_jax.data.labels.segments import classes_of, numbers
+from vit_jax.evaluation import maps
 
-_UNIT = (
-    2**40
-)  # IoU is counted in such parts, as integers: sums over hosts do not depend on their order
+# IoU is counted in such parts, as integers: sums over hosts do not depend on their order.
+_UNIT = 2**40
 _CODES = 2**16  # of label maps
-SUM, TRUE, FALSE, MISSED = range(
-    4
-)  # columns of counts: of IoU, and true positives, false ones, false negatives
+# Columns of counts: of IoU, and true positives, false ones, false negatives.
+SUM, TRUE, FALSE, MISSED = range(4)
 
 
 def segment_map(
@@ -53,6 +52,18 @@ def segment_map(
     for q, number in zip(valid, numbers(labels[valid], things), strict=True):
         label_map[segments[q]] = number
     return label_map
+
+
+def segments_of(
+    answers: tuple[np.ndarray, ...],
+    size: tuple[int, int],
+    things: tuple[bool, ...],
+    options: maps.MaskOptions,
+) -> np.ndarray:
+    """The segments of an image of a size by what the model answers to all of it, see `segment_map`."""
+    _, masks, classes = answers
+    limits = dict(score=options.score, overlap=options.overlap)
+    return segment_map(masks, classes, things, size, **limits)
 
 
 def counts_of(predicted: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:

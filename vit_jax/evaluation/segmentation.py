@@ -13,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
 from vit_jax.data import loader, sources
 from vit_jax.data.batches import check_bad_images, pass_over
 from vit_jax.data.decoding import decode
@@ -21,34 +20,10 @@ from vit_jax.data.labels.masks import IGNORED, mask_table
 from vit_jax.data.labels.segments import PanopticTable, classes_of
 from vit_jax.data.record import BadImage, Source
 from vit_jax.devices import meshes, processes
-from vit_jax.evaluation import contract, maps, panoptic
+from vit_jax.evaluation import maps, panoptic
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
-from vit_jax.models import classifier, layout
 
 METRICS = ("mean_iou", "pixel_accuracy", "mean_accuracy", "images")
-
-
-@dataclasses.dataclass(frozen=True)
-class MaskOptions(contract.EvaluatorOptions):
-    """What `segmentation` takes."""
-
-    windows: str = option(
-        "whole",
-        "what the model sees: the whole image squeezed to its size, or windows that cover it",
-        choices=maps.WINDOWS,
-    )
-    score: float = option(
-        0.8,
-        "panoptic: a query counts if its class is more probable than this",
-        minimum=0,
-        below=1,
-    )
-    overlap: float = option(
-        0.8,
-        "panoptic: a query counts if it keeps at least this share of its mask, beside the others",
-        minimum=0,
-        maximum=1,
-    )
 
 
 class Segmentation(Evaluator):
@@ -58,9 +33,9 @@ class Segmentation(Evaluator):
     A class that is neither in a mask nor predicted has no IoU, and pixels that are ignored count nowhere.
     """
 
-    Options = MaskOptions
+    Options = maps.MaskOptions
 
-    def __init__(self, options: MaskOptions, context: EvalContext):
+    def __init__(self, options: maps.MaskOptions, context: EvalContext):
         super().__init__(options, context)
         if context.networks is None or not context.networks.objective.own_answers:
             raise ConfigError(
@@ -73,7 +48,7 @@ class Segmentation(Evaluator):
         self.classes, self._compiled = context.classes, None
         objective = context.networks.objective
         self.things = objective.table.things if objective.panoptic else ()
-        check_windows(options.windows, self.things)
+        maps.check_windows(options.windows, self.things)
         if self.things and mask_table(self.source).dtype != PanopticTable.dtype:
             raise ConfigError(
                 "config.eval.evaluators: 'segmentation' judges single things by panoptic masks, and the data to "
@@ -114,7 +89,7 @@ class Segmentation(Evaluator):
                         predicted = windows.labels([scores for scores, *_ in answers])
                         confusion += confusion_of(predicted, classes_of(labels), classes)
                         if self.things:
-                            predicted = segments_of(
+                            predicted = panoptic.segments_of(
                                 answers[0], labels.shape, self.things, self.options
                             )
                             segments += panoptic.counts_of(predicted, labels, classes)
@@ -132,7 +107,7 @@ class Segmentation(Evaluator):
         except BadImage as error:
             return None, error
         return maps.cut(
-            pixels, data, self.options.windows, grain(self.context.model_config)
+            pixels, data, self.options.windows, maps.grain(self.context.model_config)
         ), labels
 
     def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:
@@ -213,43 +188,6 @@ def measures(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[str, float
         else 0.0,
         **{f"iou/{name}": float(value) for name, value in zip(named, iou, strict=True)},
     }
-
-
-def segments_of(
-    answers: tuple[np.ndarray, ...],
-    size: tuple[int, int],
-    things: tuple[bool, ...],
-    options: MaskOptions,
-) -> np.ndarray:
-    """The segments of an image of a size by what the model answers to all of it, see `panoptic.segment_map`."""
-    _, masks, classes = answers
-    limits = dict(score=options.score, overlap=options.overlap)
-    return panoptic.segment_map(masks, classes, things, size, **limits)
-
-
-def options_of(evaluators: Sequence) -> MaskOptions:
-    """How maps are made, by `config.eval.evaluators`."""
-    entries = (entry for entry in evaluators if not isinstance(entry, str))
-    known = {field.name for field in dataclasses.fields(MaskOptions)}
-    of_masks = next((options for name, options in entries if name.startswith("segmentation")), {})
-    return MaskOptions(**{name: of_masks[name] for name in known if name in of_masks})
-
-
-def check_windows(windows: str, things: tuple[bool, ...]) -> None:
-    """Raises `ConfigError` for unknown windows, and for those of a model that finds single things: those of two windows
-    cannot be matched.
-    """
-    if windows not in maps.WINDOWS:
-        raise ConfigError(f"windows = {windows!r}: must be {' or '.join(maps.WINDOWS)}")
-    if things and windows != "whole":
-        raise ConfigError(
-            f"windows = {windows!r}: a model that finds single things sees whole images; set windows to 'whole'"
-        )
-
-
-def grain(model_config: classifier.ClassifierConfig) -> int:
-    """Where windows may begin: at multiples of a patch's side."""
-    return model_config.height_width[0] // layout.grid(model_config)[0]
 
 
 def _check(source: Source, classes: tuple[str, ...]) -> None:

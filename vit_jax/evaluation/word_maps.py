@@ -10,42 +10,21 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
 from vit_jax.data import sources
 from vit_jax.data.labels.masks import mask_table
 from vit_jax.devices import meshes
-from vit_jax.evaluation import contract, maps, words
+from vit_jax.evaluation import contract, words
 from vit_jax.evaluation.both_towers import TextProgram
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.segmentation import Segmentation
 
 
-@dataclasses.dataclass(frozen=True)
-class WordMapsOptions(contract.EvaluatorOptions):
-    """What `word_maps` takes."""
-
-    windows: str = option(
-        "whole",
-        "what the model sees: the whole image squeezed to its size, or windows that cover it",
-        choices=maps.WINDOWS,
-    )
-    templates: tuple = option(words.TEMPLATES, "texts of a class, whose name stands for {}")
-    names: tuple = option((), "of the classes, in their order; (): as the data set calls them")
-    threshold: float = option(
-        words.ANY,
-        "cosine below which a pixel has none of these words, but the first class, which is not named then; -1: each "
-        "pixel has a word",
-        minimum=-1,
-        maximum=1,
-    )
-
-
 class WordMaps(Segmentation):
     """`mean_iou`, `pixel_accuracy`, `mean_accuracy`, `images` and `iou/CLASS`, as `segmentation` has them."""
 
-    Options = WordMapsOptions
+    Options = words.WordMapsOptions
 
-    def __init__(self, options: WordMapsOptions, context: EvalContext):
+    def __init__(self, options: words.WordMapsOptions, context: EvalContext):
         contract.Evaluator.__init__(self, options, context)
         self._texts = TextProgram(context.networks, context.config.objective.name)
         self.config = dataclasses.replace(context.config, data=self.data())

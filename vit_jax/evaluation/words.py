@@ -2,6 +2,7 @@
 big_vision's evaluators/proj/image_text/prompt_engineering; maps as of dino.txt, arXiv 2412.16334).
 """
 
+import dataclasses
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
 from vit_jax.data.augmentation.augment import prepared
 from vit_jax.data.options import Data
+from vit_jax.evaluation import contract, maps
 from vit_jax.evaluation.both_towers import TextProgram, text_term
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
@@ -27,6 +30,26 @@ TEMPLATES = (
     "art of the {}.", "a photo of the small {}.",
 )  # fmt: skip
 ANY = -1.0  # a threshold that all cosines reach
+
+
+@dataclasses.dataclass(frozen=True)
+class WordMapsOptions(contract.EvaluatorOptions):
+    """What the evaluator `word_maps` takes."""
+
+    windows: str = option(
+        "whole",
+        "what the model sees: the whole image squeezed to its size, or windows that cover it",
+        choices=maps.WINDOWS,
+    )
+    templates: tuple = option(TEMPLATES, "texts of a class, whose name stands for {}")
+    names: tuple = option((), "of the classes, in their order; (): as the data set calls them")
+    threshold: float = option(
+        ANY,
+        "cosine below which a pixel has none of these words, but the first class, which is not named then; -1: each "
+        "pixel has a word",
+        minimum=-1,
+        maximum=1,
+    )
 
 
 def check_templates(templates: Sequence[str], where: str) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from vit_jax.base import schema, sizes
 from vit_jax.base.sizes import Size
 from vit_jax.interchange.checkpoint_file import CheckpointFile
@@ -56,6 +58,12 @@ def preprocessing_of(metadata: Mapping[str, Any]) -> Preprocessing:
     """The preprocessing in a JSON object, which has lists for tuples."""
     fields = {name: _tuples(value) for name, value in metadata.items()}
     return Preprocessing(**fields | image_size_option(fields["image_size"]))
+
+
+def preprocessing_in(data: Mapping[str, Any] | ConfigDict) -> Preprocessing | None:
+    """The preprocessing that the section `config.data` states, if it has a mean and a deviation."""
+    stated = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
+    return preprocessing_of(stated) if stated["mean"] and stated["std"] else None
 
 
 def options_of_model(config: classifier.ClassifierConfig) -> dict[str, Any]:

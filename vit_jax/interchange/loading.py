@@ -214,13 +214,8 @@ def resized(
 def prepared_at(run: TrainedModel, size: sizes.Size) -> ConfigDict:
     """The run's config with images prepared at another size: the crop stays the same share of an image."""
     config = run.config.copy_and_resolve_references()
-    prepared = {
-        field.name: config.data[field.name] for field in dataclasses.fields(formats.Preprocessing)
-    }
-    if config.data.mean and config.data.std:
-        prepared = vars(
-            published.at_size(file_header.preprocessing_of(prepared), size, run.directory)
-        )
+    stated = file_header.preprocessing_in(config.data)
+    prepared = vars(published.at_size(stated, size, run.directory)) if stated else {}
     with config.ignore_type():  # a height and a width in place of one number
         config.data.update(prepared | {"image_size": size})
     return config

@@ -101,7 +101,6 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
     data = filled.data
-    prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
 
     def read_own() -> registry.Weights:
         names = own_parts(description)
@@ -114,7 +113,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         config,
         params,
         tuple(description["classes"]),
-        file_header.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
+        file_header.preprocessing_in(data),
         description.get(LAYOUT, {}),
         variables,
         run=SavedRun(folder, description),

@@ -229,9 +229,7 @@ class Networks:
         own = None
         if OWN in params:
             definition, _ = registry.split(
-                nnx.eval_shape(
-                    lambda: self.objective.own_modules(registry.Rngs(0))
-                )  # of what init made
+                nnx.eval_shape(lambda: self.objective.own_modules(registry.Rngs(0)))
             )
             own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None

@@ -24,9 +24,8 @@ from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.decoding.decode import decode
 from vit_jax.data.labels import segments
 from vit_jax.data.record import BadImage
-from vit_jax.evaluation import maps
+from vit_jax.evaluation import maps, panoptic
 from vit_jax.evaluation.forward import data_of
-from vit_jax.evaluation.segmentation import check_windows, grain, options_of, segments_of
 from vit_jax.models import registry
 from vit_jax.pictures import masks
 from vit_jax.prediction.images import Named
@@ -113,9 +112,9 @@ class Segmenter:
         objective = run.own.networks.objective
         self.table = objective.table
         self.things = objective.table.things if objective.panoptic else ()
-        self._options = options_of(run.config.eval.evaluators)
-        self._windows, self._grain = windows or self._options.windows, grain(run.model_config)
-        check_windows(self._windows, self.things)
+        self._options = maps.options_of(run.config.eval.evaluators)
+        self._windows, self._grain = windows or self._options.windows, maps.grain(run.model_config)
+        maps.check_windows(self._windows, self.things)
         self.data, self.classes = data_of(run), run.classes
         self.answers, self._run = jax.jit(maps.make_answers(run.own.networks, self.data)), run
 
@@ -139,7 +138,7 @@ class Segmenter:
         labels = cut.labels([scores for scores, *_ in answers])
         parts = None
         if self.things:
-            parts = segments_of(answers[0], labels.shape, self.things, self._options)
+            parts = panoptic.segments_of(answers[0], labels.shape, self.things, self._options)
         return Segmented(name, labels, self.classes, image, parts, self.black)
 
 

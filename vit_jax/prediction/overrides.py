@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.settings import change
+from vit_jax.base.settings import change, named_entries
 from vit_jax.checkpoints import descriptions
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config, config_class, default_config
@@ -127,7 +127,7 @@ def _fit(
     patch = config.model.patch if "model.patch" in changes else None
     entries = config.eval.evaluators
     if patch and "eval.evaluators" not in changes:  # not each of the run's patch sizes
-        names = [entry if isinstance(entry, str) else entry[0] for entry in entries]
+        names = [name for name, _ in named_entries("eval.evaluators", entries)]
         entries = tuple(e for e, name in zip(entries, names, strict=True) if name != "patch_sizes")
         config = dataclasses.replace(
             config, eval=dataclasses.replace(config.eval, evaluators=entries)

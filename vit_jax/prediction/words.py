@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import jax
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.settings import named_entries
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.labels.masks import IGNORED
 from vit_jax.devices import meshes
+from vit_jax.evaluation import maps
 from vit_jax.evaluation import words as by_words
 from vit_jax.evaluation.both_towers import TextProgram
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import with_own
-from vit_jax.evaluation.segmentation import check_windows, grain
-from vit_jax.evaluation.word_maps import WordMapsOptions
 from vit_jax.objectives import find_objective
 from vit_jax.prediction.maps import Segmenter
 
@@ -53,8 +53,8 @@ class WordSegmenter(Segmenter):
         run = with_own(run)
         options, networks = _options_of(run), run.own.networks
         self.things, self.table = (), None
-        self._windows, self._grain = windows or options.windows, grain(run.model_config)
-        check_windows(self._windows, ())
+        self._windows, self._grain = windows or options.windows, maps.grain(run.model_config)
+        maps.check_windows(self._windows, ())
         self.data, self.classes, self._run = data_of(run), tuple(words), run
         threshold = options.threshold if threshold is None else threshold
         self.black = threshold > by_words.ANY
@@ -84,11 +84,11 @@ def check_words(words: Sequence[str], threshold: float | None = None) -> None:
         raise ConfigError(f"{_FIELD}: {len(words)} words, and masks have {IGNORED - 1} at most")
 
 
-def _options_of(run: TrainedModel) -> WordMapsOptions:
+def _options_of(run: TrainedModel) -> by_words.WordMapsOptions:
     """How maps are made, by `config.eval.evaluators`."""
-    entries = (entry for entry in run.config.eval.evaluators if not isinstance(entry, str))
+    entries = named_entries("eval.evaluators", run.config.eval.evaluators)
     options = next((options for name, options in entries if name == "word_maps"), {})
     known = {
         name: options[name] for name in ("windows", "templates", "threshold") if name in options
     }
-    return WordMapsOptions(**known)
+    return by_words.WordMapsOptions(**known)

@@ -27,7 +27,6 @@ from vit_jax.base import durations, outputs, places, schema, settings
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.interchange import formats
-from vit_jax.models import registry
 from vit_jax.pictures.page import Page
 from vit_jax.recipes import user_files
 from vit_jax.studies import judged, linear_head, photos, report, time_budget
@@ -117,7 +116,9 @@ def classify(
         _keep(kept, folder)
     if kept["fit_head"] and kept["head_accuracy"] is None:
         places.remove(folder / "head")  # what an earlier start began
-        features = features or _features(resolve(_changed(_FINE_TUNED, kept["measured"])), looked)
+        if features is None:
+            measured = resolve(_changed(_FINE_TUNED, kept["measured"]))
+            features = linear_head.features_of(measured, len(looked.classes))
         kept["head_accuracy"] = linear_head.fit_head(features, folder / "head")
         logging.info(
             "a linear head on the features: accuracy %.1f%% on %s held-out photos",
@@ -215,7 +216,7 @@ def _plan(
         given = [("init_from", start), *([("data.image_size", str(size))] if size else []), *given]
     given = [*given, ("eval.batch_size", "32")]
     config = resolve(_changed(recipe, given))
-    features = _features(config, looked)
+    features = linear_head.features_of(config, len(looked.classes))
     logging.info("measuring this machine on a few photos")
     speed = features.time()
     size = config.data.image_size
@@ -293,7 +294,7 @@ def _is_time_for_small(given: Settings, looked: Photos, seconds: float) -> bool:
     """
     data = [(name, value) for name, value in given if name.removeprefix("data.") in _OF_DATA]
     config = resolve(_changed(_SCRATCH, [*data, ("eval.batch_size", "16")]))
-    speed = _features(config, looked).time()
+    speed = linear_head.features_of(config, len(looked.classes)).time()
     work = 4 * (224 / config.data.image_size) ** 2  # of a ViT-S/16: twice as wide, on more patches
     ways = time_budget.ways(
         dataclasses.replace(speed, seconds_each=work * speed.seconds_each),
@@ -305,21 +306,6 @@ def _is_time_for_small(given: Settings, looked: Photos, seconds: float) -> bool:
         seconds=seconds,
     )
     return ways[-1].seconds <= seconds
-
-
-def _features(config: Config, looked: Photos) -> linear_head.FeaturesOf:
-    classes = len(looked.classes)
-    if config.init_from:
-        return linear_head.FeaturesOf(config, linear_head.pretrained(config, classes))
-    given = {
-        name: value
-        for name, value in vars(config.model).items()
-        if name != "name" and value is not None
-    }
-    model_config = registry.model_config(
-        config.model.name, image_size=config.data.image_size, **given | {"num_classes": classes}
-    )
-    return linear_head.FeaturesOf(config, linear_head.untrained(model_config))
 
 
 def _changed(recipe: str, given: Sequence[Sequence[str]]) -> ConfigDict:

@@ -21,7 +21,6 @@ from vit_jax.evaluation.features import FeatureEvaluator, of_examples
 from vit_jax.evaluation.progress import with_progress
 from vit_jax.interchange import file_header, formats, loading, orbax
 from vit_jax.models import classifier, registry
-from vit_jax.models.preprocessing import Preprocessing
 
 _HEAD = ("head/kernel", "head/bias")
 _L2 = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # for half of the images
@@ -88,6 +87,21 @@ class _First:
         return self._source.fingerprint()
 
 
+def features_of(config: Config, classes: int) -> FeaturesOf:
+    """The features of the model that a run starts from, or of a new one of the config's, which measures as well."""
+    if config.init_from:
+        return FeaturesOf(config, pretrained(config, classes))
+    given = {
+        name: value
+        for name, value in vars(config.model).items()
+        if name != "name" and value is not None
+    }
+    model_config = registry.model_config(
+        config.model.name, image_size=config.data.image_size, **given | {"num_classes": classes}
+    )
+    return FeaturesOf(config, untrained(model_config))
+
+
 def pretrained(config: Config, classes: int) -> nnx.Module:
     """The model of `config.init_from` at `config.data.image_size`, with a new head for that many classes."""
     options = {"representation": 0} if hasattr(config.model, "representation") else {}
@@ -133,15 +147,11 @@ def fit_head(features: FeaturesOf, path: epath.PathLike) -> float:
     def replaced(name: str, leaf: jax.Array) -> jax.Array:
         return jnp.asarray(head[name], leaf.dtype) if name in head else leaf
 
-    data = features.context.config.data
-    prepared = {
-        field.name: getattr(data, field.name) for field in dataclasses.fields(Preprocessing)
-    }
     checkpoint = formats.LoadedCheckpoint(
         model.config,
         patterns.map_named(replaced, weights.params),
         features.train.classes,
-        file_header.preprocessing_of(prepared),
+        file_header.preprocessing_in(vars(features.context.config.data)),
         variables=weights.variables,
         called=features.context.config.model.name,
     )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import optax
-from absl import logging
 from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
@@ -20,12 +19,10 @@ from ml_collections import ConfigDict
 from vit_jax import objectives, optim
 from vit_jax.base import places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
-from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint
@@ -202,7 +199,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     typed = schema.typed(config_class(config), config)
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     if typed.data.examine and workdir:
-        typed = dataclasses.replace(typed, data=_as_begun(typed.data, workdir))
+        typed = dataclasses.replace(typed, data=guards.data_as_begun(typed.data, workdir))
     augment.check_augmentation(typed.augment, typed.data.channels)
     crops.check_crops(typed.data)
     sources.check_path(typed.data)
@@ -256,20 +253,6 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         data=sources.with_absolute_paths(typed.data),
         reference=dataclasses.replace(typed.reference, curve=curve),
     )
-
-
-def _as_begun(data: Data, workdir: epath.PathLike) -> Data:
-    """`data` as the run in `workdir` holds out images: by name, if it does, such as one of an earlier version."""
-    saved = reading.newest_description(workdir)
-    if saved is None or saved["config"]["data"].get("examine"):
-        return data
-    logging.log_first_n(
-        logging.WARNING,
-        "%s: this run began with config.data.examine=False, or with a version without this option, and keeps to it: "
-        "names decide what is held out, so that copies of training images may be among it",
-        1, workdir,
-    )  # fmt: skip
-    return dataclasses.replace(data, examine=False)
 
 
 def outline(

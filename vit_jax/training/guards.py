@@ -1,5 +1,6 @@
 """Checks before a run may start, when nothing is at stake yet and a clear error costs nothing."""
 
+import dataclasses
 import errno
 import json
 import operator
@@ -17,11 +18,12 @@ from jax._src import xla_bridge  # whether a device was used has no public name
 from vit_jax import objectives
 from vit_jax.base import buckets, outputs, places, schema
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import descriptions, storage
+from vit_jax.checkpoints import descriptions, reading, storage
 from vit_jax.config import Config, config_class
 from vit_jax.data import views
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels.masks import ClassTable
+from vit_jax.data.options import Data
 from vit_jax.data.sources import fingerprint
 from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN
@@ -89,6 +91,20 @@ def few_other_images(saved: dict, description: dict) -> str:
         f"changed, and about {gained:,} are new. It continues with the {now:,} that there are; their order is another "
         "from here on, so that some are seen once more or less in this epoch, and epochs have another length"
     )
+
+
+def data_as_begun(data: Data, workdir: epath.PathLike) -> Data:
+    """`data` as the run in `workdir` holds out images: by name, if it does, such as one of an earlier version."""
+    saved = reading.newest_description(workdir)
+    if saved is None or saved["config"]["data"].get("examine"):
+        return data
+    logging.log_first_n(
+        logging.WARNING,
+        "%s: this run began with config.data.examine=False, or with a version without this option, and keeps to it: "
+        "names decide what is held out, so that copies of training images may be among it",
+        1, workdir,
+    )  # fmt: skip
+    return dataclasses.replace(data, examine=False)
 
 
 def _same_place(before: str, now: str) -> bool:

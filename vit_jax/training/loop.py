@@ -1,6 +1,4 @@
-"""Trains a model from a config: the loop and the order of what happens around it. One step is in
-`step.py`.
-"""
+"""Trains a model from a config: the loop and the order of what happens around it. One step is in `step.py`."""
 
 import contextlib
 import textwrap
@@ -27,14 +25,14 @@ from vit_jax.training.assembly import Assembly, make_mesh, resolve
 from vit_jax.training.guards import check_batch, make_deterministic, make_workdir
 from vit_jax.training.starting import Start
 from vit_jax.training.step import StepPrograms
-from vit_jax.training.upkeep import announce, health
+from vit_jax.training.upkeep import announce
 from vit_jax.training.upkeep.audit import CordonHost, WrongState
 from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.upkeep.clock import Clock
 from vit_jax.training.upkeep.device_checks import DeviceChecks
 from vit_jax.training.upkeep.goals import Goals
 from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
-from vit_jax.training.upkeep.preemption import StopRequest
+from vit_jax.training.upkeep.preemption import Interrupted, StopRequest
 from vit_jax.training.upkeep.programs import Programs
 from vit_jax.training.upkeep.progress import Meter, Profiler, make_writers
 from vit_jax.training.upkeep.stragglers import Stragglers
@@ -43,12 +41,6 @@ from vit_jax.training.with_data import assembly_for, describe_run, subject_of
 
 # What is worth knowing of the time that it takes.
 _COMPILING = "once for a model, a batch and a kind of devices; later starts take it from config.compilation_cache"
-
-
-class Interrupted(UserError):
-    """A signal asked the run to stop; its state is saved. Start it again to continue."""
-
-    exit_code = 42
 
 
 def train(
@@ -272,7 +264,7 @@ class _Run:
             if self.tier and _due(step, local_every):
                 self._save_by(self.tier.save, step)
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
-                self._save(step)
+                self._save_by(self.checkpoints.save, step)
                 saved_at = time.monotonic()
         return self.stop.requested  # while it waited for a batch
 
@@ -302,9 +294,6 @@ class _Run:
         with self.clock.waiting():
             return every > 0 and processes.broadcast_from_first("save by time", str(due)) == "True"
 
-    def _save(self, step: int) -> None:
-        self._save_by(self.checkpoints.save, step)
-
     def _save_now(self, step: int) -> None:
         self._save_by(self.checkpoints.save_now, step)
         if self.tier:
@@ -327,22 +316,14 @@ class _Run:
 
     def _check_health(self, step: int | None = None) -> None:
         """Ends the run if it has to, and no device is at fault; where metrics of a step are due, they show why."""
+        ranges = self.skipped_data.ranges
         try:
-            return self._look_at_health()
-        except NonFiniteError:
-            self.state = self.checks.explain(self.state, self.skipped_data.ranges)
-        try:
-            self._look_at_health()
-        except BadStep:  # The run continues from an earlier step.
-            raise
-        except NonFiniteError:
-            if step is not None:
+            self.state = self.checks.check_health(self.state, self.checkpoints.steps, ranges)
+        except NonFiniteError as error:
+            continues = isinstance(error, BadStep)  # from an earlier step
+            if step is not None and not continues:
                 self.meter.log(step)
             raise
-
-    def _look_at_health(self) -> None:
-        state = self.state
-        health.check_health(state.health, state.params, self.config, self.checkpoints.steps)
 
     def _evaluate(self, step: int) -> None:
         line = logs.status(jax.process_index() == 0)
@@ -360,7 +341,7 @@ class _Run:
         self.meter.write(step, scalars | (compared.scalars if compared else {}))
         is_best = self.goals.add(step, self.results, self.clock)
         if is_best and self.config.checkpoint.best:
-            self._save(step)
+            self._save_by(self.checkpoints.save, step)
             self.checkpoints.keep_best(step)
         if compared:
             logging.info("%s", compared.sentence)

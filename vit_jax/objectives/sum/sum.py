@@ -22,6 +22,7 @@ from vit_jax import objectives
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.settings import named_entries
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
@@ -379,8 +380,7 @@ class LabelledSumOfViews(LabelledSum):
 
 def _named(terms: tuple) -> list[tuple[str, dict[str, Any]]]:
     """(name, options) of terms; some are a name alone."""
-    pairs = ((entry, {}) if isinstance(entry, str) else entry for entry in terms)
-    return [(name, dict(given)) for name, given in pairs]
+    return named_entries("objective.terms", terms)
 
 
 def _kind(name: str) -> type[Objective]:

@@ -3,6 +3,7 @@ gradient is that is not finite.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
@@ -17,7 +18,9 @@ from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import make_gradient
+from vit_jax.training.upkeep import health
 from vit_jax.training.upkeep.audit import Audit, CordonHost, Events, WrongState
+from vit_jax.training.upkeep.health import NonFiniteError
 from vit_jax.training.with_data import assembly_for
 
 if TYPE_CHECKING:
@@ -81,6 +84,19 @@ class DeviceChecks:
         """The `fingerprint` of parts of the state that was verified last, if it was."""
         return self._audit.marks_of(parts) if self._audit else None
 
+    def check_health(
+        self, state: TrainState, saved_steps: Callable, skipped: list[tuple[int, int]]
+    ) -> TrainState:
+        """The state, if the run can continue with it; see `health.check_health`, which raises, and `explain`."""
+        config = self._assembly.config
+        try:
+            health.check_health(state.health, state.params, config, saved_steps)
+            return state
+        except NonFiniteError:
+            state = self.explain(state, skipped)
+        health.check_health(state.health, state.params, config, saved_steps)
+        return state
+
     def explain(self, state: TrainState, skipped: list[tuple[int, int]]) -> TrainState:
         """Finds out whether devices are at fault for a bad step: the state, healed if they hold wrong bits. Raises
         if one computed a gradient that is not finite and others did not.
@@ -94,12 +110,12 @@ class DeviceChecks:
         return state
 
     def _blame(self, state: TrainState, skipped: list[tuple[int, int]]) -> None:
-        health = jax.device_get(state.health)
-        if not self._audit or not health.bad_tensors.any():
+        bad = jax.device_get(state.health)
+        if not self._audit or not bad.bad_tensors.any():
             return
         # The last of the steps whose update was skipped, or the first: since then nothing was updated.
         skips = self._assembly.config.nonfinite == "skip"
-        step = int(state.step) - 1 if skips else int(health.first_bad_step)
+        step = int(state.step) - 1 if skips else int(bad.first_bad_step)
         if step in self._excused:
             return
         self._excused.add(step)

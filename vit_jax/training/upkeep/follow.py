@@ -20,7 +20,7 @@ from vit_jax import evaluation
 from vit_jax.base import buckets, durations, lock, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.schema import nearest
-from vit_jax.base.settings import change
+from vit_jax.base.settings import change, named_entries
 from vit_jax.checkpoints import pins, reading
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
@@ -99,7 +99,7 @@ class What:
         """The names of those that are set. Raises `ConfigError` for settings that no config takes."""
         config = default_config()
         change(config, Config, list(self.settings))
-        return [entry if isinstance(entry, str) else entry[0] for entry in config.eval.evaluators]
+        return [name for name, _ in named_entries("eval.evaluators", config.eval.evaluators)]
 
 
 def follow(workdir: epath.PathLike, what: What, watch: Watch = iter) -> dict:

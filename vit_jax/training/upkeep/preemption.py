@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterator
 from jax.experimental import multihost_utils
 
 from vit_jax.base import logs
+from vit_jax.base.errors import UserError
 from vit_jax.devices import processes
 
 # `timeout` sends its signal twice, as do others that signal a process and its group.
 _SAME_SECONDS = 0.5
+
+
+class Interrupted(UserError):
+    """A signal asked the run to stop; its state is saved. Start it again to continue."""
+
+    exit_code = 42
 
 
 class StopRequest:

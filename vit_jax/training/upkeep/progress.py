@@ -229,10 +229,7 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
         folder = pathlib.Path(tempfile.mkdtemp())
         with contextlib.suppress(FileNotFoundError):
             (folder / metrics).write_bytes(places.read_bytes(workdir / metrics))
-    writers = [
-        metric_writers.ConsoleWriter(),
-        metric_writers.JsonLinesWriter(folder / metrics),
-    ]
+    writers = [metric_writers.ConsoleWriter(), metric_writers.JsonLinesWriter(folder / metrics)]
     if config.log.tensorboard:
         writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
     if config.log.wandb:
