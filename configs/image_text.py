@@ -14,9 +14,9 @@ vit_jax train --config=configs/image_text.py:smoke --workdir=DIR
     small towers on coloured digits, some 64,000 pairs on two CPU cores; also clip,smoke; lit,smoke from a run of
     configs/digits.py; dino_txt,smoke from one of configs/dino.py:smoke,scenes
 
-Of lit expect, on CIFAR-10 with captions by templates, a frozen DeiT-Ti and softmax, 44.7 to 46.6 % by names (three seeds); a
-linear probe has 47.5. Of smoke expect, with one seed, 58 % of 359 grey digits by their names, and the right one of 120 captions for 49 %
-of 2,154 images.
+Of lit expect, on CIFAR-10 with captions by templates, a frozen DeiT-Ti and softmax, 44.7 to 46.6 % by names (three
+seeds); a linear probe has 47.5. Of smoke expect, with one seed, 58 % of 359 grey digits by their names, and the right
+one of 120 captions for 49 % of 2,154 images.
 
 What comes out is judged by `vit_jax evaluate --checkpoint=DIR --suite=zero_shot`. Tokens are bytes unless
 --config.objective.tokenizer names a file; 'vit_jax prepare --tokenizer=8000' makes one of your captions.
