@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,9 @@ from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN, Networks
 
 WINDOWS = ("whole", "sliding")
+
+
+_Options = TypeVar("_Options", bound=contract.EvaluatorOptions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +128,12 @@ def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return labels
 
 
-def options_of(evaluators: Sequence) -> MaskOptions:
-    """How maps are made, by `config.eval.evaluators`."""
+def options_of(evaluators: Sequence, name: str, kind: type[_Options]) -> _Options:
+    """How the evaluator of this name makes maps, by `config.eval.evaluators`."""
     entries = named_entries("eval.evaluators", evaluators)
-    of_masks = next((options for name, options in entries if name == "segmentation"), {})
-    known = {field.name for field in dataclasses.fields(MaskOptions)}
-    return MaskOptions(**{name: of_masks[name] for name in known if name in of_masks})
+    given = next((options for entry, options in entries if entry == name), {})
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: given[name] for name in known if name in given})
 
 
 def check_windows(windows: str, things: tuple[bool, ...]) -> None:

@@ -112,7 +112,9 @@ class Segmenter:
         objective = run.own.networks.objective
         self.table = objective.table
         self.things = objective.table.things if objective.panoptic else ()
-        self._options = maps.options_of(run.config.eval.evaluators)
+        self._options = maps.options_of(
+            run.config.eval.evaluators, "segmentation", maps.MaskOptions
+        )
         self._windows, self._grain = windows or self._options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, self.things)
         self.data, self.classes = data_of(run), run.classes

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import jax
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.settings import named_entries
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.labels.masks import IGNORED
 from vit_jax.devices import meshes
@@ -51,7 +50,8 @@ class WordSegmenter(Segmenter):
                 "pass a run of image_text"
             )
         run = with_own(run)
-        options, networks = _options_of(run), run.own.networks
+        options = maps.options_of(run.config.eval.evaluators, "word_maps", by_words.WordMapsOptions)
+        networks = run.own.networks
         self.things, self.table = (), None
         self._windows, self._grain = windows or options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, ())
@@ -82,13 +82,3 @@ def check_words(words: Sequence[str], threshold: float | None = None) -> None:
         raise ConfigError(f"{_FIELD}: {twice[0]!r} is there twice")
     if len(words) >= IGNORED:
         raise ConfigError(f"{_FIELD}: {len(words)} words, and masks have {IGNORED - 1} at most")
-
-
-def _options_of(run: TrainedModel) -> by_words.WordMapsOptions:
-    """How maps are made, by `config.eval.evaluators`."""
-    entries = named_entries("eval.evaluators", run.config.eval.evaluators)
-    options = next((options for name, options in entries if name == "word_maps"), {})
-    known = {
-        name: options[name] for name in ("windows", "templates", "threshold") if name in options
-    }
-    return by_words.WordMapsOptions(**known)

@@ -110,12 +110,13 @@ def teacher_weights(teacher: FixedTeacher, like: Weights, saved: str = "") -> tu
         lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y.sharding), whole, like
     )
     weights = loading.fit_weights(checkpoint, exact, teacher.config, where=teacher.option)
-    if saved and not fingerprints.is_digest_of(saved, weights):
+    digest = fingerprints.digest(weights)
+    if saved not in ("", digest) and not fingerprints.is_digest_of(saved, weights):
         raise ConfigError(
             f"the teacher {teacher.path} has other weights than the one this run was started with: put that back, "
             "or use another --workdir"
         )
-    return _rounded(weights, like), fingerprints.digest(weights)
+    return _rounded(weights, like), digest
 
 
 def _rounded(weights: Weights, like: Weights) -> Weights:
