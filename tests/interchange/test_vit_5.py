@@ -90,7 +90,7 @@ def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
             formats.write_checkpoint(checkpoint, tmp_path / form, form)
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=2, activation="gelu")
     other = formats.LoadedCheckpoint(config, {})
-    with pytest.raises(CheckpointError, match="ViT-5 alone, and this model has .*rope='none'"):
+    with pytest.raises(CheckpointError, match="differs in .*rope='none'.*--to=timm"):
         formats.write_checkpoint(other, tmp_path / "other.safetensors", "authors")
 
 
