@@ -1,5 +1,6 @@
 """ViT-5 against the answers of its authors' code."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -92,6 +93,10 @@ def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
     other = formats.LoadedCheckpoint(config, {})
     with pytest.raises(CheckpointError, match="differs in .*rope='none'.*--to=timm"):
         formats.write_checkpoint(other, tmp_path / "other.safetensors", "authors")
+    # Before what SigLIP computes with is: no option gives a model a text tower.
+    tower = formats.LoadedCheckpoint(dataclasses.replace(config, num_classes=0, pool="map"), {})
+    with pytest.raises(CheckpointError, match="beside a text tower"):
+        formats.write_checkpoint(tower, tmp_path / "tower.safetensors", "authors")
 
 
 def test_registers_are_rotated_only_as_a_square_beside_axial_patches():

@@ -51,12 +51,18 @@ def segment_map(
         product = mask * classes[q, labels[q]]
         better = product > best
         best[better], winner[better], above[better] = product[better], q, inside[better]
-    won = {q: winner == q for q in kept}
-    segments = {q: won[q] & above for q in kept}
-    valid = [q for q in kept if segments[q].any() and won[q].sum() >= overlap * areas[q]]
+    won = _count(winner, len(labels))
+    winner[~above] = -1
+    seen = _count(winner, len(labels))
+    valid = [q for q in kept if seen[q] and won[q] >= overlap * areas[q]]
     for q, number in zip(valid, numbers(labels[valid], things), strict=True):
-        label_map[segments[q]] = number
+        label_map[winner == q] = number
     return label_map
+
+
+def _count(winner: np.ndarray, queries: int) -> np.ndarray:
+    """The pixels of each query, of those that each pixel goes to; -1: to none."""
+    return np.bincount(winner.ravel() + 1, minlength=queries + 1)[1:]
 
 
 def _enlarged(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
