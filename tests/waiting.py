@@ -9,7 +9,7 @@ from typing import Any
 
 # Seconds after which what a test waits for is taken to never come. It says nothing of how fast anything is, so a busy
 # machine may need most of it.
-PATIENCE = 600.0
+PATIENCE = 900.0
 
 
 def until(condition: Callable[[], Any], process: subprocess.Popen | None = None) -> None:

@@ -32,7 +32,7 @@ OBJECTS = {
 
 class Together:
     """Processes that save together, see `saving_together`. One that waited for the limit of saves would take 20
-    minutes: twice as long as it is waited for.
+    minutes: longer than it is waited for.
     """
 
     def __init__(
