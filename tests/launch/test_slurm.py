@@ -197,7 +197,7 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2)
     cluster.command("scancel", "--signal=TERM", job)
     cluster.start_again(job)
-    state = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=300)
+    state = cluster.wait_for(job, "COMPLETED", "FAILED")
     log = (tmp_path / f"vit_jax-{job}.log").read_text()
     assert state == "COMPLETED", log
     assert "devices: 2 local of 4 x cpu" in log and "resumed at step" in log
