@@ -257,7 +257,7 @@ def test_dinov2s_own_files_are_read(tmp_path):
     model.load_state_dict(own)
     model.save_pretrained(tmp_path / "theirs")
     saved = {
-        n: torch.from_numpy(np.array(t))
+        n: torch.from_numpy(np.asarray(t).copy())
         for n, t in safetensors.read(tmp_path / "theirs" / "model.safetensors")[0].items()
     }
     released = {}
