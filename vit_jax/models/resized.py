@@ -66,7 +66,7 @@ def resized(
         match fits.get(name):
             case None:
                 return x
-            case (rows, columns):  # of a kernel of patches
+            case tuple((rows, columns)):  # of a kernel of patches
                 return jnp.einsum("pP,qQ,PQcd->pqcd", rows, columns, x, precision=exact)
             case fit if fit.ndim == 3:
                 return jnp.asarray(fit, x.dtype)
