@@ -58,6 +58,12 @@ def pytest_collection_finish():
     gc.freeze()  # modules and items stay: no need to look through them again
 
 
+def pytest_sessionfinish():
+    # Nor do pytest and Python at their end, through all that tests have made: after five seconds of that, execnet has a
+    # process of the tests interrupt itself, by a KeyboardInterrupt wherever it is.
+    gc.freeze()
+
+
 # Few other tests run their programs: to write one takes 8 ms or more, a fourteenth of the time to compile it. Training
 # steps, which take longest, do come again: a tenth of the time that all their programs compile.
 ALONE = tuple(

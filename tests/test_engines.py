@@ -1,9 +1,7 @@
 """What each process of a run finds in its environment: who is who, and which devices it uses."""
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,6 +11,8 @@ import pytest
 from absl import logging
 from jax._src.clusters import cloud_tpu_cluster
 
+from tests.services.ports import free_port
+from tests.waiting import PATIENCE
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import engines, gpus, meshes, processes
 from vit_jax.devices.local import warn_of_few_cores
@@ -274,8 +274,7 @@ processes.barrier("end")
 @pytest.mark.parametrize("engine", [slurm, open_mpi])
 def test_two_nodes_of_eight_devices_compute_with_sixteen(engine):
     """Real processes that join each other; on a node with GPUs jax_cuda_visible_devices hides them."""
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     here = {"slurm": {"SLURM_STEP_NODELIST": "localhost"},
             "open_mpi": {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1"}}  # fmt: skip
     started = [
@@ -286,7 +285,7 @@ def test_two_nodes_of_eight_devices_compute_with_sixteen(engine):
         )
         for node in range(NODES)
     ]  # fmt: skip
-    printed = [process.communicate(timeout=120)[0] for process in started]
+    printed = [process.communicate(timeout=PATIENCE)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert [json.loads(line) for line in printed] == [[0, 8, 16, "all"], [1, 8, 16, "all"]]
 

@@ -1,12 +1,14 @@
 """The drill for GPUs runs on a CPU, so that nothing but the figures is new on a GPU."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.benchmarks import gpu_drill
+from tests.waiting import returns
 
 
 def drill(out, *flags) -> tuple[int, dict]:
@@ -28,8 +30,18 @@ def test_a_stage_writes_what_it_found(tmp_path):
 def test_a_stage_that_hangs_is_stopped_with_its_rows_kept(monkeypatch, tmp_path):
     script = tmp_path / "stage.py"
     script.write_text(
-        f"import time; print('{gpu_drill.MARK}{{\"row\": 1}}', flush=True); time.sleep(99)"
+        f"print('{gpu_drill.MARK}{{\"row\": 1}}', flush=True); open({str(tmp_path / 'fifo')!r}, 'w').close()\n"
+        "import time; time.sleep(10_000)"
     )
+    os.mkfifo(tmp_path / "fifo")
+    start = subprocess.Popen
+
+    def started_and_printed(command, **how):
+        process = start(command, **how)
+        assert returns((tmp_path / "fifo").read_text) == ""
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started_and_printed)
     monkeypatch.setattr(gpu_drill, "_command", lambda *_: [sys.executable, str(script)])
     result = gpu_drill.run_stage("info", 2, True)
     assert result["rows"] == [{"row": 1}] and result["failed"]

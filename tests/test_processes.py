@@ -1,12 +1,13 @@
 """How processes find each other, agree, and tell who is missing."""
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests.services.ports import free_port
+from tests.waiting import PATIENCE
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import processes
 
@@ -70,7 +71,7 @@ processes.initialize(sys.argv[1], 3, int(sys.argv[2]))
 print(processes.gather("numbers", str(processes.index() ** 2)), processes.broadcast_from_first("first", sys.argv[2]))
 if processes.index() < 2:
     try:
-        processes.barrier("lunch", minutes=0.03)
+        processes.barrier("lunch", minutes=0.1)
     except processes.HostsError as error:
         print(error)
 processes.barrier("end")
@@ -78,9 +79,7 @@ processes.barrier("end")
 
 
 def test_three_processes_agree_and_tell_who_does_not_come():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", TALK, address, str(i)], stdout=subprocess.PIPE, text=True,
@@ -88,11 +87,11 @@ def test_three_processes_agree_and_tell_who_does_not_come():
         )
         for i in range(3)
     ]  # fmt: skip
-    told = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    told = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert [lines[0] for lines in told] == ["['0', '1', '4'] 0"] * 3
     for lines in told[:2]:
-        assert lines[1] == "waited 0.03 minutes for the others at 'lunch': no sign of process 2"
+        assert lines[1] == "waited 0.1 minutes for the others at 'lunch': no sign of process 2"
     # None is in JAX's own code while Python ends, which would abort the process.
     assert [lines[-1] for lines in told] == ["MainThread"] * 3
 
@@ -100,7 +99,7 @@ def test_three_processes_agree_and_tell_who_does_not_come():
 def test_a_process_whose_others_do_not_come_says_so_and_asks_for_another_start():
     code = "from vit_jax.devices import processes; processes.initialize('127.0.0.1:9', 2, 1, wait_minutes=0.03)"
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
     )
     assert ended.returncode == 42
     assert "waited 0.03 minutes for the other processes of 127.0.0.1:9" in ended.stderr

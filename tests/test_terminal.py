@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 
+from tests.as_from_a_shell import AS_FROM_A_SHELL
 from vit_jax.base import native_log
 
 BEGIN = """
@@ -29,14 +30,14 @@ ALARM = (
 
 def in_terminal(code: str, columns: int, **environment: str) -> tuple[int, bytes]:
     """The exit code of a Python program, and all that it writes to a terminal of so many columns."""
-    pid, master = pty.fork()
-    if pid == 0:
-        os.execve(
-            sys.executable,
-            [sys.executable, "-c", BEGIN + code],
-            os.environ | {"CI": ""} | environment,
-        )
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [*AS_FROM_A_SHELL, sys.executable, "-c", BEGIN + code],
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        env=os.environ | {"CI": ""} | environment,
+    )  # fmt: skip
+    os.close(slave)
     written = b""
     try:
         while chunk := os.read(master, 65536):
@@ -44,7 +45,7 @@ def in_terminal(code: str, columns: int, **environment: str) -> tuple[int, bytes
     except OSError:  # It has ended.
         pass
     os.close(master)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written
+    return process.wait(), written
 
 
 def screen(written: bytes) -> tuple[list[str], int]:
@@ -97,14 +98,11 @@ print("at the end")
 def test_in_a_narrow_terminal_the_last_parts_go_and_no_line_wraps():
     code, written = in_terminal(
         "with logs.status() as line:\n"
-        "    time.sleep(0.1)\n"  # The parent sets the width.
         "    line.show('step 1,000 of 10,000 (10%)', '9 s left', 'loss 2.5')\n",
         columns=40,
     )
     assert code == 0 and b"\rstep 1,000 of 10,000 (10%)  9 s left\x1b[K" in written
-    _, written = in_terminal(
-        "time.sleep(0.1)\nwith logs.status() as line: line.show('step 1,000', 'b')", columns=8
-    )
+    _, written = in_terminal("with logs.status() as line: line.show('step 1,000', 'b')", columns=8)
     assert b"\rstep 1,\x1b[K" in written
 
 
@@ -134,11 +132,16 @@ def test_where_there_is_no_terminal_lines_are_plain():
     code = BEGIN + (
         "with logs.status() as line, logs.with_elapsed_time('compiling', about='once', after=0.1, every=0.1):\n"
         "    line.show('step 1 of 10')\n"
-        "    time.sleep(0.4)\n"
+        "    sys.stdin.read()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert not set(done.stderr) & {0x1B, 0x0D} and b"step 1" not in done.stderr
-    lines = [re.sub(r"^[\d:]+ I |\d+ s", "", line) for line in done.stderr.decode().splitlines()]
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        lines = [process.stderr.readline(), process.stderr.readline()]
+        written = b"".join([*lines, process.communicate()[1]])
+    assert process.returncode == 0
+    assert not set(written) & {0x1B, 0x0D} and b"step 1" not in written
+    lines = [re.sub(r"^[\d:]+ I |\d+ s", "", line) for line in written.decode().splitlines()]
     assert lines[:2] == ["compiling … : once", "compiling … "] and lines[-1] == "compiling took "
     for environment in ({"TERM": "dumb"}, {"CI": "true"}):
         shown = in_terminal("with logs.status() as line: line.show('x')", 80, **environment)

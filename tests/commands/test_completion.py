@@ -3,13 +3,15 @@
 import os
 import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.as_from_a_shell import AS_FROM_A_SHELL
+from tests.waiting import PATIENCE
 from vit_jax.commands.completion_command import SHELLS
 from vit_jax.commands.main import COMMANDS
 
@@ -100,21 +102,19 @@ def typed(shell: str, folder, lines: list[str]) -> str:
     """What a shell shows that runs in a terminal, in a folder with the script of completion and a program vit_jax, and
     in which these keys are pressed.
     """
-    (program, *words), before = STARTED[shell]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        os.environ |= {
-            "PATH": f"{folder}:{os.environ['PATH']}",
-            "TERM": "dumb",
-            "HOME": str(folder),
-        }
-        os.execvp(program, [program, *words])
-    output, end = b"", time.monotonic() + 120
+    command, before = STARTED[shell]
+    terminal, slave = pty.openpty()
+    there = {"PATH": f"{folder}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(folder)}
+    process = subprocess.Popen(
+        [*AS_FROM_A_SHELL, *command], stdin=slave, stdout=slave, stderr=slave, cwd=folder,
+        env=os.environ | there, start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    output = b""
     keys = iter([f"{before}source ./script; echo '<'READY'>'\n", *lines, "exit\n"])
     waits_for = 0
     os.write(terminal, next(keys).encode())
-    while time.monotonic() < end:
+    while select.select([terminal], [], [], PATIENCE)[0]:
         try:
             output += os.read(terminal, 65536)
         except OSError:  # the shell has ended
@@ -124,5 +124,5 @@ def typed(shell: str, folder, lines: list[str]) -> str:
             waits_for += 1
             os.write(terminal, next(keys).encode())
     os.close(terminal)
-    os.waitpid(pid, 0)
+    process.wait()
     return output.decode(errors="replace").partition("<READY>")[2]

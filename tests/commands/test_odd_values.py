@@ -17,6 +17,7 @@ import time
 
 import pytest
 
+from tests.waiting import PATIENCE
 from vit_jax.commands import main
 
 
@@ -33,7 +34,6 @@ COMMANDS = {  # 'vit_jax' for what is none
 }
 CHARACTERS = {"esc": "\x1b", "bell": "\x07", "newline": "\n", "rtl": "\u202e"}
 MOST_SECONDS = 5  # of the processor: nothing is compiled or loaded
-HANGS = 120  # seconds of a clock, on a machine that does much else
 
 
 class Hangs(BaseException):
@@ -83,13 +83,13 @@ def odd_files(shared_data, tmp_path_factory) -> dict[str, str]:
 
 @contextlib.contextmanager
 def limited():
-    """Raises `Hangs` after `HANGS` seconds."""
+    """Raises `Hangs` after `PATIENCE` seconds."""
 
     def stop(*_):
         raise Hangs
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, HANGS)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     try:
         yield
     finally:
@@ -108,7 +108,7 @@ def what_is_wrong(command, words: list[str], named: str) -> str:
         with limited():
             code, _, err = command(*words)
     except Hangs:
-        return f"hangs for {HANGS} s"
+        return f"hangs for {PATIENCE} s"
     except Exception as error:
         return f"a traceback: {type(error).__name__}: {error}"
     seconds = time.process_time() - began

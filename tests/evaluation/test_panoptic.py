@@ -1,5 +1,7 @@
 """Panoptic quality against torchmetrics and the formula, and segments from what queries predict."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from vit_jax.data.labels.masks import IGNORED
 from vit_jax.data.labels.segments import classes_of, things_of
 from vit_jax.evaluation.panoptic import FALSE, MISSED, TRUE, counts_of, measures, segment_map
 
-torch, detection = lazily.Package("torch"), lazily.Package("torchmetrics.detection")
+torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
+detection = lazily.Package("torchmetrics.detection")
 CLASSES, THINGS = tuple("abcd"), (False, True, True, False)
 
 
@@ -80,3 +83,36 @@ def test_queries_become_segments():
     found = segment_map(masks, classes, THINGS, (2, 6), **how)
     assert found.tolist() == [[257, 513, 0, 0, IGNORED, IGNORED]] * 2
     assert segment_map(masks, classes, THINGS, (4, 12), **how).shape == (4, 12)
+
+
+def test_random_queries_become_the_segments_of_transformers():
+    random = np.random.default_rng(0)
+    # Blobs of a few cells; about half of the queries have a class that counts.
+    coarse = random.normal(0, 3, (20, 9, 4, 4)).repeat(3, 2).repeat(3, 3)
+    masks = (coarse + random.normal(0, 1, coarse.shape)).astype(np.float32)
+    classes = random.normal(0, 2, (20, 9, 5)).astype(np.float32)
+    size, how = (48, 48), dict(score=0.5, overlap=0.4)
+    outputs = types.SimpleNamespace(
+        masks_queries_logits=torch.from_numpy(masks), class_queries_logits=torch.from_numpy(classes)
+    )
+    processor = transformers.EomtImageProcessorPil(size=dict(shortest_edge=48, longest_edge=48))
+    expected = processor.post_process_panoptic_segmentation(
+        outputs, [size] * 20, threshold=0.5, overlap_mask_area_threshold=0.4,
+        stuff_classes=[k for k, thing in enumerate(THINGS) if not thing],
+    )  # fmt: skip
+    probable = 1 / (1 + np.exp(-masks))
+    sums = np.exp(classes) / np.exp(classes).sum(-1, keepdims=True)
+    segments = 0
+    for mask, of_queries, theirs in zip(probable, sums, expected, strict=True):
+        found = segment_map(np.moveaxis(mask, 0, -1), of_queries, THINGS, size, **how)
+        numbers = theirs["segmentation"].numpy().astype(int)
+        label_of = {-1: IGNORED} | {x["id"]: x["label_id"] for x in theirs["segments_info"]}
+        np.testing.assert_array_equal(
+            [[classes_of(int(x)) for x in row] for row in found],
+            [[label_of[x] for x in row] for row in numbers],
+        )
+        # The same things, whatever their numbers.
+        pairs = {*zip(found.ravel().tolist(), numbers.ravel().tolist(), strict=True)}
+        assert len(pairs) == len(np.unique(found)) == len(np.unique(numbers))
+        segments += len(pairs)
+    assert segments > 40

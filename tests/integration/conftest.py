@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import QUICK
+from tests.services.ports import free_port
+from tests.waiting import PATIENCE
 from vit_jax.recipes.user_files import load_config
 
 # Mixing and audits, which a third of such a run's time would go to, are those of `HOSTS`, of `trained` in
@@ -72,12 +73,14 @@ def tiny_config(compilation_cache):
 
 @pytest.fixture
 def cli(compilation_cache):
-    """`cli(command, *arguments, **options of Popen)`: a real vit_jax process on one CPU device. A test that fails
-    leaves none behind.
+    """`cli(command, *arguments, **options of Popen)`: a real process on one CPU device, of vit_jax or another module. A
+    test that fails leaves none behind.
     """
     started = []
 
-    def start(*arguments, tiny: bool = False, **options) -> subprocess.Popen:
+    def start(
+        *arguments, tiny: bool = False, module: str = "vit_jax", **options
+    ) -> subprocess.Popen:
         environment = (
             os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | options.pop("env", {})
         )
@@ -86,7 +89,7 @@ def cli(compilation_cache):
         command = [
             sys.executable,
             "-m",
-            "vit_jax",
+            module,
             *map(str, arguments[:1]),
             *overrides,
             *map(str, arguments[1:]),
@@ -111,7 +114,7 @@ def run_cli(cli):
 
     def run(*arguments, **options) -> tuple[int, str, str]:
         process = cli(*arguments, **options)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
 
     return run
@@ -130,9 +133,7 @@ class Hosts:
         folder.mkdir()
         self.folder = folder
         self._logs = [folder / f"{i}.log" for i in range(processes)]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes = []
         for i, log in enumerate(self._logs):
             environment = os.environ | {
@@ -154,14 +155,14 @@ class Hosts:
     def log(self, process: int) -> str:
         return self._logs[process].read_text()
 
-    def codes(self, seconds: float = 300) -> list[int]:
+    def codes(self, seconds: float = PATIENCE) -> list[int]:
         """The exit codes, once all have ended."""
         deadline = time.monotonic() + seconds
         return [p.wait(max(deadline - time.monotonic(), 0.1)) for p in self.processes]
 
-    def until(self, condition, seconds: float = 300) -> None:
+    def until(self, condition) -> None:
         """Waits until `condition()` holds, which must be while all processes run."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             for i, process in enumerate(self.processes):
                 assert process.poll() is None, f"process {i} ended too early:\n{self.log(i)}"

@@ -8,6 +8,7 @@ says, as JSON:
   seconds: every example takes at least so long; with `slow`, those of process `slow` alone.
   spoiled: numbers of examples which have all labels, so that their loss is a spike.
   split: which examples are watched, by default "train".
+  saved: the save of that step stops at such a FIFO when the checkpoint lacks nothing but its name.
   process, example, action: at that example of its own, process `process` does "fail", or "block" on a
     FIFO at `folder`/fifo, which nobody writes to.
 """
@@ -16,6 +17,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 import threading
 import time
 
@@ -79,7 +81,15 @@ def _opened(open_data_set, observe):
     return open_observed
 
 
+def _stop_in_a_save(event: str, arguments: tuple) -> None:
+    if event == "os.rename" and pathlib.Path(os.fspath(arguments[1])).name == str(_SAID["saved"]):
+        os.mkfifo(_FOLDER / "fifo")
+        places.open_bytes(str(_FOLDER / "fifo")).read()
+
+
 if __name__ == "__main__":
+    if "saved" in _SAID:
+        sys.addaudithook(_stop_in_a_save)
     from vit_jax.commands.main import run
 
     sources.OPENERS["digits"] = _opened(

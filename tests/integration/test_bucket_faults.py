@@ -3,8 +3,8 @@ with a sentence, and neither counts as a damaged checkpoint.
 """
 
 import concurrent.futures
+import contextlib
 import json
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import pytest
 from etils import epath
 
 from tests.integration.test_train import assert_same_bits, params_of
+from tests.waiting import PATIENCE, until
 from vit_jax.base.buckets import Unreachable
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import saving
@@ -54,17 +55,21 @@ def test_metrics_are_in_the_bucket_before_a_checkpoint_of_their_step_is(
     tiny_config, bucket, faults
 ):
     config = tiny_config(duration="4 steps", log__every="1 steps", eval__evaluators=())
-    faults.inject("stall", seconds=4, path="checkpoints/4/commit_success", methods=("POST", "PUT"))
-    with concurrent.futures.ThreadPoolExecutor() as threads:
+    commits = {"path": "checkpoints/4/commit_success", "methods": ("POST", "PUT")}
+    faults.inject("stall", seconds=PATIENCE, **commits)
+    with concurrent.futures.ThreadPoolExecutor() as threads, contextlib.ExitStack() as at_last:
+        at_last.callback(faults.clear)
         run = threads.submit(train, config, f"{bucket}/run")
-        while not run.done() and not any(
-            method in ("POST", "PUT") and "commit_success" in path
-            for method, path in faults.requests()
-        ):
-            time.sleep(0.1)
+        until(
+            lambda: (
+                run.done()
+                or any(m in ("POST", "PUT") and "commit_success" in p for m, p in faults.requests())
+            )
+        )
         lines = (epath.Path(bucket) / "run/metrics.jsonl").read_text().splitlines()
         assert not run.done() and not (epath.Path(bucket) / "run/result.json").exists()
         assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+        faults.clear()
         run.result()
 
 

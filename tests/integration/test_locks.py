@@ -1,6 +1,7 @@
 """The lock of a folder in a bucket has one holder, however late the bucket answers."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import random
 import threading
@@ -9,6 +10,7 @@ import time
 import pytest
 from etils import epath
 
+from tests.waiting import PATIENCE, until
 from vit_jax.base import lock
 
 SCHEMES = {"gs": ("bucket", "faults"), "s3": ("s3_bucket", "s3_faults")}
@@ -27,12 +29,13 @@ def asked(faults, methods=("POST", "PUT")) -> int:
 
 def test_of_two_that_find_it_free_one_has_it_although_its_write_came_second(folder_and_faults):
     folder, faults = folder_and_faults
-    faults.inject("stall", seconds=3, times=1, methods=("POST", "PUT"), path="lock$|lock&")
-    with concurrent.futures.ThreadPoolExecutor() as threads:
+    faults.inject("stall", seconds=PATIENCE, times=1, methods=("POST", "PUT"), path="lock$|lock&")
+    with concurrent.futures.ThreadPoolExecutor() as threads, contextlib.ExitStack() as at_last:
+        at_last.callback(faults.clear)
         late = threads.submit(lock.Lock(folder, patience=0.0)._take_in_bucket)
-        while not asked(faults):
-            time.sleep(0.01)
+        until(lambda: asked(faults))
         with lock.Lock(folder, patience=0.0):
+            faults.clear()
             assert not late.result()
             assert lock.is_held(folder)
     assert not lock.is_held(folder)
@@ -47,8 +50,8 @@ def test_whose_write_was_done_but_not_answered_has_the_lock(folder_and_faults, m
     faults.inject("lost", times=2, methods=("POST", "PUT"), path="lock$|lock&")
     with lock.Lock(folder, patience=0.0, on_lost=lost.append):
         before = asked(faults)
-        while asked(faults) < before + 3:  # renewals, the first of them not answered either
-            time.sleep(0.05)
+        # Renewals, the first of them not answered either.
+        until(lambda: asked(faults) >= before + 3)
         assert lock.is_held(folder)
     assert not lost and not lock.is_held(folder)
 

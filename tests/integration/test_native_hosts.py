@@ -47,7 +47,7 @@ def test_a_run_goes_from_four_processes_to_two_and_back(hosts, tmp_path, kind):
     for processes, until in ((4, 3), (2, 7), (4, STEPS)):
         run = hosts(moved, *flags, *FSDP, processes=processes, seconds=0.01, config=recipe)
         if until < STEPS:
-            run.until(lambda until=until: steps_done(moved) >= until, seconds=900)
+            run.until(lambda until=until: steps_done(moved) >= until)
             run.processes[1].send_signal(signal.SIGTERM)
         assert run.codes(900) == [42 if until < STEPS else 0] * processes, run.log(0)
         stop = newest(moved)

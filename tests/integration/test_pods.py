@@ -22,6 +22,7 @@ from tests.conftest import QUICK
 from tests.guide_commands import ROOT, lines_of
 from tests.integration.conftest import HOSTS
 from tests.integration.test_train import assert_same_bits, params_of
+from tests.waiting import PATIENCE
 from vit_jax.checkpoints import reading
 
 STEPS, EVERY = 24, 8
@@ -138,7 +139,7 @@ def test_the_path_of_the_guide_runs_from_top_to_bottom(
     killer.start()
     code, out, err = command(*evaluate, "--json")  # returns when the run is done
     killer.join()
-    output, _ = run.communicate(timeout=120)
+    output, _ = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0 and "process 0 was ended by SIGKILL" in output, output
     assert "resumed at step" in output, output
     assert code == 0, err
@@ -157,6 +158,6 @@ def test_the_path_of_the_guide_runs_from_top_to_bottom(
         # One process with as many devices, which nobody supervises, computes the same.
         alone = [word.replace(bucket, str(tmp_path)) for word in train[train.index("--") + 1 :]]
         undisturbed = start(alone, devices=processes)
-        output, _ = undisturbed.communicate(timeout=240)
+        output, _ = undisturbed.communicate(timeout=PATIENCE)
         assert undisturbed.returncode == 0, output
         assert_same_bits(params_of(workdir), params_of(tmp_path / "runs/b16"))

@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tests.conftest import QUICK
+from tests.waiting import PATIENCE, until
 from vit_jax import objectives
 from vit_jax.base.patterns import named
 from vit_jax.checkpoints import reading
@@ -21,19 +22,8 @@ ARGUMENTS = ("--config=configs/digits.py", f"--config.duration={STEPS} steps", "
              "--config.log.every=1 steps")  # fmt: skip
 
 
-def start(cli, workdir, *more):
-    return cli("train", *ARGUMENTS, *more, f"--workdir={workdir}", tiny=True)
-
-
-def wait_until(condition, process, seconds=120):
-    """Waits until `condition()` holds while `process` runs; whether it came to hold."""
-    deadline = time.monotonic() + seconds
-    while process.poll() is None:
-        if condition():
-            return True
-        assert time.monotonic() < deadline, "the process neither ended nor came so far"
-        time.sleep(0.005)
-    return False
+def start(cli, workdir, *more, **options):
+    return cli("train", *ARGUMENTS, *more, f"--workdir={workdir}", tiny=True, **options)
 
 
 def steps_done(workdir) -> int:
@@ -75,19 +65,23 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
         ("SIGKILL between steps", lambda: steps_done(killed) >= 8, signal.SIGKILL),
         (
             "SIGKILL during a save",
-            lambda: steps_done(killed) >= 18 and saving(killed),
+            lambda: (tmp_path / "fifo").exists() and saving(killed),
             signal.SIGKILL,
         ),
         ("SIGTERM", lambda: steps_done(killed) >= 33, signal.SIGTERM),
     ]
+    in_a_save = {
+        "module": "tests.integration.observed",
+        "env": {"OBSERVED": json.dumps({"folder": str(tmp_path), "saved": 20})},
+    }
     for way, condition, number in ways[these]:
-        process = start(cli, killed, *shorter)
-        assert wait_until(condition, process), f"{way}: ended too early: {process.stderr.read()}"
+        process = start(cli, killed, *shorter, **(in_a_save if "save" in way else {}))
+        until(condition, process)
         process.send_signal(number)
         code = 42 if number == signal.SIGTERM else -number
-        assert process.wait(timeout=60) == code, f"{way}: {process.stderr.read()}"
+        assert process.wait(timeout=PATIENCE) == code, f"{way}: {process.stderr.read()}"
     last = start(cli, killed, *shorter)
-    out, err = last.communicate(timeout=300)
+    out, err = last.communicate(timeout=PATIENCE)
     assert last.returncode == 0, err
     assert "resumed at step" in err
 
@@ -218,7 +212,7 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
     teacher = tmp_path / "a teacher"
     if any("{teacher}" in flag for flag in flags):
         process = cli("train", *ARGUMENTS, f"--workdir={teacher}", tiny=True)
-        _, err = process.communicate(timeout=600)
+        _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
     flags = tuple(flag.format(teacher=teacher) for flag in flags)
     # On two devices, over which all of the state is sharded but parameters; audited all the time.
@@ -237,21 +231,21 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = start(whole)
-    _, err = process.communicate(timeout=600)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and not alarms(err), err
     chance, total = random.Random(recipe), STEPS * len(runs)
     early = [chance.randrange(total // 2) for _ in range(7)]
     late = [chance.randrange(total // 2, total - 5) for _ in range(3)]
     for step in sorted(early + late):
         process = start(killed)
-        assert wait_until(lambda step=step: done() >= step, process), process.stderr.read()
+        until(lambda step=step: done() >= step, process)
         # Before the last run there is time to be killed while it is compiled, or a teacher labels.
         time.sleep(chance.uniform(0, 1 if step < total - STEPS else 0.02))
         process.kill()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == -signal.SIGKILL and not alarms(err), err
     process = start(killed)
-    _, err = process.communicate(timeout=600)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and not alarms(err), err
     for run in runs:
         expected, found = all_bits(whole / run), all_bits(killed / run)
@@ -281,9 +275,9 @@ def test_an_export_that_is_killed_leaves_no_file_of_that_name_and_the_next_is_wh
     assert code == 0, err
     for _ in range(3):  # while it is being written, however long that takes
         process = cli(*arguments, f"--out={files[1]}")
-        assert wait_until(lambda: any(files[1].parent.iterdir()), process), process.stderr.read()
+        until(lambda: any(files[1].parent.iterdir()), process)
         process.kill()
-        assert process.wait(timeout=60) == -signal.SIGKILL
+        assert process.wait(timeout=PATIENCE) == -signal.SIGKILL
         if files[1].exists():  # the kill came after it was complete
             assert files[1].stat().st_size == files[0].stat().st_size
             files[1].unlink()

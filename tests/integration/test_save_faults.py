@@ -7,7 +7,6 @@ import os
 import queue
 import re
 import resource
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import QUICK
+from tests.services.ports import free_port
+from tests.waiting import PATIENCE
 
 # What each fault is put on: a shard of either process, the metadata, what makes a checkpoint whole.
 OBJECTS = {
@@ -30,16 +31,14 @@ OBJECTS = {
 
 
 class Together:
-    """Processes that save together, see `saving_together`."""
-
-    PATIENCE = 120  # seconds; a process that waited for the limit of saves would take 20 minutes
+    """Processes that save together, see `saving_together`. One that waited for the limit of saves would take 20
+    minutes: longer than it is waited for.
+    """
 
     def __init__(
         self, workdir: str, environment: dict[str, str], count: int = 2, minutes: float = 20
     ):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         environment = os.environ | environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
         pipe, self._lines = subprocess.PIPE, [queue.Queue() for _ in range(count)]
         self.processes = [
@@ -74,7 +73,7 @@ class Together:
         return self._answers()
 
     def _answers(self) -> list[dict]:
-        return [lines.get(timeout=self.PATIENCE) for lines in self._lines]
+        return [lines.get(timeout=PATIENCE) for lines in self._lines]
 
 
 def _collect(stdout, lines: queue.Queue) -> None:

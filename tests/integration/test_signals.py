@@ -1,7 +1,7 @@
 """How commands end before they are done: Ctrl-C once and twice, a closed pipe, too little memory."""
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import pathlib
@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 
@@ -20,9 +19,11 @@ import numpy as np
 import pytest
 from etils import epath
 
+from tests.as_from_a_shell import AS_FROM_A_SHELL
 from tests.conftest import QUICK
 from tests.integration.conftest import TINY
 from tests.test_terminal import screen
+from tests.waiting import PATIENCE, until
 from vit_jax.checkpoints import reading
 from vit_jax.commands import exit_codes
 
@@ -38,27 +39,18 @@ def start():
 
         def begin(*command, **environment) -> subprocess.Popen:
             process = subprocess.Popen(
-                [sys.executable, *map(str, command)],
+                [*AS_FROM_A_SHELL, sys.executable, *map(str, command)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
                 env=os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | environment,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
 
         yield begin
-
-
-def until(condition, process, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # An image of the seventh batch. It is never of the first one, which would not come then: one thread reads, in order.
@@ -83,7 +75,7 @@ def test_ctrl_c_ends_a_command_with_a_line_and_130(start, command):
     maps = pathlib.Path(f"/proc/{process.pid}/maps")
     until(lambda: "jaxlib" in maps.read_text(), process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, "", "vit_jax: stopped\n")
 
 
@@ -95,9 +87,9 @@ with exit_codes.report_errors():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
-        time.sleep(60)
+        time.sleep(10_000)
 """
-    out, err = (process := start("-c", script)).communicate(timeout=30)
+    out, err = (process := start("-c", script)).communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, "", "vit_jax: stopped\n")
 
 
@@ -107,7 +99,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, tr
     until((tmp_path / "checkpoints" / "4").exists, process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 42 and "Traceback" not in err, err
     assert err.count("vit_jax: SIGINT: saving after the steps under way") == 1
     assert "stopped by SIGINT after step" in err
@@ -120,7 +112,7 @@ def test_a_run_that_waits_for_an_image_stops_all_the_same_and_is_saved(start, tr
     process = start("-m", "tests.integration.observed", *training, OBSERVED=json.dumps(blocked))
     until((tmp_path / "fifo").exists, process)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 42 and "Traceback" not in err, err
     step = re.search(r"stopped by SIGTERM after step (\d) of 100000; saved", err)[1]
     assert (tmp_path / "checkpoints" / step).exists()
@@ -132,15 +124,9 @@ def terminal():
     with contextlib.ExitStack() as stack:
 
         def begin(command, **environment):
-            def in_terminal() -> None:
-                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-                signal.signal(
-                    signal.SIGHUP, signal.SIG_DFL
-                )  # tests under nohup hand on that it is ignored
-
             master, slave = pty.openpty()
             process = subprocess.Popen(
-                command,
+                [*AS_FROM_A_SHELL, *command],
                 stdin=slave,
                 stdout=slave,
                 stderr=slave,
@@ -149,7 +135,6 @@ def terminal():
                 | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu", "CI": ""}
                 | environment,
                 start_new_session=True,
-                preexec_fn=in_terminal,
             )
             os.close(slave)
             stack.callback(process.wait)
@@ -157,9 +142,12 @@ def terminal():
             written, closing = bytearray(), threading.Event()
 
             def read() -> None:
-                while not closing.is_set():
-                    if select.select([master], [], [], 0.1)[0]:
-                        written.extend(os.read(master, 65536))
+                try:
+                    while not closing.is_set():
+                        if select.select([master], [], [], 0.1)[0]:
+                            written.extend(os.read(master, 65536))
+                except OSError as error:  # the process has ended
+                    assert error.errno == errno.EIO
                 os.close(master)
 
             reading = threading.Thread(target=read)
@@ -178,14 +166,12 @@ def test_a_run_whose_terminal_is_closed_is_saved(terminal, training, tmp_path):
     blocked = {"folder": str(tmp_path), "process": 0, "example": BEYOND, "action": "block"}
     command = [sys.executable, "-m", "tests.integration.observed", *training]
     process, close, written = terminal(command, OBSERVED=json.dumps(blocked))
-    deadline = time.monotonic() + 120
     status = rb"\rstep \d+ of 100,000 \(0%\)  \d.* left  loss \d"
-    while not ((tmp_path / "fifo").exists() and re.search(status, bytes(written))):
-        assert process.poll() is None and time.monotonic() < deadline, bytes(written)
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "fifo").exists() and re.search(status, bytes(written)), process)
+    logged = r"[\d:]+ I step 1  loss .* left$"
+    until(lambda: any(re.match(logged, line) for line in screen(bytes(written))[0]), process)
     close()
-    assert any(re.match(r"[\d:]+ I step 1  loss .* left$", line) for line in screen(written)[0])
-    assert process.wait(timeout=60) == 42
+    assert process.wait(timeout=PATIENCE) == 42
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints")
 
 
@@ -194,15 +180,10 @@ def test_under_nohup_a_run_outlives_its_terminal(terminal, training, tmp_path):
     shell = ["sh", "-c", f'exec nohup "$@" > {tmp_path}/log 2>&1', "sh"]
     process, close, _ = terminal([*shell, sys.executable, "-m", "vit_jax", *training])
     steps = tmp_path / "checkpoints"
-    deadline = time.monotonic() + 120
-    while not (steps / "4").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    until((steps / "4").exists, process)
     close()
     newest = max(reading.saved_steps(epath.Path(steps)))
-    while max(reading.saved_steps(epath.Path(steps))) < newest + 40:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: max(reading.saved_steps(epath.Path(steps))) >= newest + 40, process)
 
 
 def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run(
@@ -217,7 +198,7 @@ def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run
     until(lambda: "SIGINT: saving" in process.stderr.readline(), process)
     time.sleep(0.6)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "Traceback" not in err, err
     assert err.endswith("vit_jax: SIGINT again: ended without saving\n")
 
@@ -229,7 +210,7 @@ def test_a_closed_pipe_ends_a_command_quietly(start, command):
     process = start("-m", "vit_jax", *command)
     process.stdout.close()
     err = process.stderr.read()
-    assert (process.wait(timeout=60), err) == (141, "")
+    assert (process.wait(timeout=PATIENCE), err) == (141, "")
 
 
 @pytest.mark.parametrize("full, where", [(jnp.zeros, "a device"), (np.zeros, "the host")])

@@ -9,7 +9,6 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from tests.integration.conftest import HOSTS
 from tests.integration.test_hosts import assert_close, assert_read_in_order, newest
 from tests.integration.test_reliability import all_bits, steps_done
 from tests.integration.test_storage import fill
+from tests.services.ports import free_port
+from tests.waiting import until
 
 EVERY, LOCAL = 10, 2  # steps between checkpoints in the workdir and on local disks
 # Small arrays are sharded too: optimizer state over `data`, with `FSDP` parameters as well.
@@ -220,18 +221,12 @@ def test_kills_at_any_time_cost_no_step_that_all_have_written(tmp_path):
     random.seed(0)
     last, unfinished = 0, 0
     for start in range(7):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         logs = [tmp_path / f"{start}-{process}.log" for process in range(4)]
         children = [
             start_saving(process, port, disks, workdir, logs[process]) for process in range(4)
         ]
-        deadline = time.monotonic() + 600
-        while complete_step(disks) < last + 3:
-            assert all(child.poll() is None for child in children), logs[0].read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda last=last: complete_step(disks) >= last + 3, children[0])
         time.sleep(random.uniform(0, 0.5))
         for child in children:
             child.kill()

@@ -16,6 +16,7 @@ from etils import epath
 
 import vit_jax
 from tests.repeats import slow_unless
+from tests.waiting import PATIENCE, until
 from vit_jax.base import lock
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import committing, descriptions, reading
@@ -88,21 +89,19 @@ def test_a_small_file_that_is_cut_short_does_not_end_a_restart(finished_run, tmp
 def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tmp_path):
     longer = "--config.duration=100000 steps"
     first = cli("train", "--config=configs/digits.py", longer, f"--workdir={tmp_path}", tiny=True)
-    while not (tmp_path / "metrics.jsonl").exists():
-        assert first.poll() is None, first.communicate()
-        time.sleep(0.01)
+    until((tmp_path / "metrics.jsonl").exists, first)
     with pytest.raises(lock.Locked, match=f"another run trains in .*process {first.pid}"):
         lock.Lock(epath.Path(tmp_path), patience=0.1).__enter__()
     first.send_signal(signal.SIGKILL)
     first.wait()
-    with lock.Lock(epath.Path(tmp_path), patience=5):
+    with lock.Lock(epath.Path(tmp_path), patience=PATIENCE):
         pass
 
 
 @pytest.fixture
 def in_bucket(bucket, monkeypatch):
-    """A folder in a bucket, where locks become stale soon."""
-    monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
+    """A folder in a bucket, where locks are renewed often, and stale only where a test says after how long."""
+    monkeypatch.setattr(lock, "_STALE_SECONDS", PATIENCE)
     monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
     return epath.Path(bucket) / "run"
 
@@ -113,12 +112,14 @@ def leave_a_lock(folder, **entry):
     (folder / lock.NAME).write_text(json.dumps(held | entry))
 
 
-def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(in_bucket):
+def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(in_bucket, monkeypatch):
     with lock.Lock(in_bucket), pytest.raises(lock.Locked, match="another run trains"):
         lock.Lock(in_bucket, patience=0.1).__enter__()
     leave_a_lock(in_bucket)
     assert lock.is_held(in_bucket)
+    monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
     with lock.Lock(in_bucket, patience=0.1):  # less than a lock takes to become stale
+        monkeypatch.setattr(lock, "_STALE_SECONDS", PATIENCE)
         assert lock.is_held(in_bucket)
     assert not lock.is_held(in_bucket) and not in_bucket.exists()
 
@@ -130,11 +131,12 @@ def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(in_bucket):
 def test_the_clock_of_the_host_that_holds_a_lock_in_a_bucket_does_not_matter(
     request, monkeypatch, kind, hours
 ):
-    monkeypatch.setattr(lock, "_STALE_SECONDS", 4.0)
+    monkeypatch.setattr(lock, "_STALE_SECONDS", PATIENCE)
     folder = epath.Path(request.getfixturevalue(kind)) / "run"
     leave_a_lock(folder, renewed=time.time() + hours * 3600)
     assert lock.is_held(folder)
-    time.sleep(5.1)  # S3 gives times in whole seconds
+    monkeypatch.setattr(lock, "_STALE_SECONDS", 1.0)
+    time.sleep(2.1)  # S3 gives times in whole seconds
     assert not lock.is_held(folder)
 
 
@@ -151,8 +153,7 @@ def test_in_a_bucket_a_run_whose_lock_was_taken_over_ends(in_bucket):
     ended = []
     with lock.Lock(in_bucket, on_lost=ended.append):
         leave_a_lock(in_bucket)
-        while not ended:
-            time.sleep(0.1)
+        until(lambda: ended)
     assert "elsewhere took it over" in ended[0]
     assert lock.is_held(in_bucket)  # by the other
 

@@ -1,6 +1,7 @@
 """DINOv3's own files: known by their tensors, computed as transformers and timm do, and written again."""
 
 import importlib.util
+import re
 
 import absl.logging
 import jax
@@ -241,6 +242,28 @@ def test_weights_of_transformers_are_written_for_their_own_code(tmp_path, images
     with torch.no_grad():
         tokens = again(torch.from_numpy(images).permute(0, 3, 1, 2)).last_hidden_state.numpy()
     np.testing.assert_array_equal(tokens, tokens_of_transformers(tensors, sizes[2], images))
+
+
+def test_a_network_of_timm_is_written_for_their_own_code_with_what_is_read_off_its_tokens(tmp_path):
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("pip install --no-deps timm")
+    from tests.interchange import zoo
+
+    sizes = dict(img_size=32, depth=2, embed_dim=64, num_heads=4, num_classes=0)
+    model = zoo.build("vit_small_patch16_dinov3", **sizes)
+    folder = zoo.save(model, tmp_path / "timm", sizes)
+    loading.convert(folder, tmp_path / "own.safetensors", "authors")
+    found = safetensors.read(tmp_path / "own.safetensors")[0]
+    for name, tensor in model.state_dict().items():
+        name = re.sub(r"gamma_(\d)", r"ls\1.gamma", name.replace("reg_token", "storage_tokens"))
+        np.testing.assert_array_equal(np.asarray(found[name]), tensor.numpy(), err_msg=name)
+    # timm's features are the mean of the patches: so they stay for us.
+    config = formats.read_checkpoint(tmp_path / "own.safetensors").model_config
+    assert (config.pool, config.keep_class_token) == ("mean", True)
+    assert config == formats.read_checkpoint(folder).model_config
+    with pytest.raises(CheckpointError, match="--model=pool=token --model=keep_class_token=False;"):
+        loading.convert(folder, tmp_path / "out", "huggingface")
+    loading.convert(folder, tmp_path / "out", "huggingface", pool="token", keep_class_token=False)
 
 
 def changed(**tensors):

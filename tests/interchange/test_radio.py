@@ -14,7 +14,7 @@ from tests.interchange import test_peft, zoo
 from tests.interchange.test_zoo import tensors_of
 from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import formats
+from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
 
@@ -87,6 +87,28 @@ def test_a_radio_of_transformers_is_read_at_any_size_and_written_as_it_was(their
     native = PatchBatch(padded, np.array([[3, 2], [3, 2]], np.int32))
     native_features = vit_jax.load(folder)(native).features
     oracles.assert_close(native_features, vit_jax.load(folder)(x).features, 1e-5)
+
+
+def test_what_the_authors_code_computes_otherwise_is_refused(theirs, tmp_path):
+    folder, _ = theirs
+    described = json.loads((folder / "config.json").read_text())
+    tensors = tensors_of(folder / "model.safetensors")
+    plain = {name: x for name, x in tensors.items() if "layer_scale" not in name}
+    # Windows of attention, features that are rotated; a scale that transformers gives blocks whose file has none.
+    refused = [
+        ({"vitdet_window_size": 2}, tensors),
+        ({"feature_normalizer_config": {"embed_dim": 16}}, tensors),
+        ({"inter_feature_normalizer_config": {"num_intermediates": 2}}, tensors),
+        ({"layerscale_value": 0.5}, plain),
+    ]
+    for changed, stored in refused:
+        specs = {name: (x.shape, x.dtype) for name, x in stored.items()}
+        safetensors.write(tmp_path / "model.safetensors", stored.items(), specs, {"format": "pt"})
+        (tmp_path / "config.json").write_text(json.dumps(described | changed))
+        with pytest.raises(CheckpointError, match=next(iter(changed))):
+            formats.read_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(described | {"vitdet_window_size": None}))
+    assert formats.read_checkpoint(tmp_path).model_config.layer_scale == "none"
 
 
 def test_adapters_are_for_the_modules_of_transformers(theirs, tmp_path):

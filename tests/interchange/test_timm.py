@@ -18,6 +18,7 @@ from flax import nnx
 from PIL import Image
 
 from tests import lazily, without_torchvision
+from tests.interchange import zoo
 from tests.models import oracles
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
@@ -76,12 +77,11 @@ def images(size, count=2):
     return np.random.default_rng(0).uniform(-1, 1, (count, size, size, 3)).astype(np.float32)
 
 
-def their_logits(model, x, dtype=None):
-    """By default in float64, so that the rounding in a comparison is ours alone."""
-    dtype = dtype or torch.float64
-    x = torch.from_numpy(x).to(dtype).permute(0, 3, 1, 2)
+def their_logits(model, x):
+    """In float64, so that the rounding in a comparison is ours alone."""
+    x = torch.from_numpy(x).double().permute(0, 3, 1, 2)
     with torch.no_grad():
-        return copy.deepcopy(model).to(dtype)(x).numpy()
+        return copy.deepcopy(model).double()(x).numpy()
 
 
 def our_output(checkpoint, x):
@@ -223,10 +223,9 @@ def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path,
     formats.write_checkpoint(checkpoint, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(config.image_size, 4)
-    exact = their_logits(model, x)
-    # The 50 layers of BiT with random weights lose 2e-5 to float32, in timm as here.
-    rounding = np.abs(their_logits(model, x, torch.float32) - exact).max() / np.abs(exact).max()
-    oracles.assert_close(our_output(checkpoint, x).logits, exact, max(1e-5, 3 * rounding))
+    # In float64: the 50 layers of BiT with random weights lose 2e-5 to float32. The hybrid's make 4e-6 of constants.
+    logits = zoo.program(config, "float64")(params, {}, x).logits
+    oracles.assert_close(logits, their_logits(model, x))
 
 
 @pytest.mark.parametrize("resize", [17, 231, 248, 255, 256, 448])

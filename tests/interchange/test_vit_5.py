@@ -1,5 +1,6 @@
 """ViT-5 against the answers of its authors' code."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -90,8 +91,12 @@ def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
             formats.write_checkpoint(checkpoint, tmp_path / form, form)
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=2, activation="gelu")
     other = formats.LoadedCheckpoint(config, {})
-    with pytest.raises(CheckpointError, match="ViT-5 alone, and this model has .*rope='none'"):
+    with pytest.raises(CheckpointError, match="differs in .*rope='none'.*--to=timm"):
         formats.write_checkpoint(other, tmp_path / "other.safetensors", "authors")
+    # Before what SigLIP computes with is: no option gives a model a text tower.
+    tower = formats.LoadedCheckpoint(dataclasses.replace(config, num_classes=0, pool="map"), {})
+    with pytest.raises(CheckpointError, match="beside a text tower"):
+        formats.write_checkpoint(tower, tmp_path / "tower.safetensors", "authors")
 
 
 def test_registers_are_rotated_only_as_a_square_beside_axial_patches():

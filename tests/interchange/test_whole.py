@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.models.conftest import parameters
+from tests.waiting import PATIENCE
 from vit_jax.base import outputs
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats
@@ -24,7 +25,7 @@ from vit_jax.interchange import npz
 def arrays():
     yield "a", np.zeros(3)
     print("begun", flush=True)
-    time.sleep(60)
+    time.sleep(10_000)
 
 npz.write(sys.argv[1], arrays())
 """
@@ -36,7 +37,7 @@ def test_a_killed_writer_leaves_nothing_or_what_the_next_one_removes(by, tmp_pat
     writer = subprocess.Popen([sys.executable, "-c", _SLOW, target], stdout=subprocess.PIPE)
     assert writer.stdout.readline() == b"begun\n"
     writer.send_signal(by)
-    writer.wait(20)
+    writer.wait(PATIENCE)
     left = [path.name for path in tmp_path.iterdir()]
     assert left == ([] if by == signal.SIGTERM else [f".model.npz.partial-{writer.pid}"])
     with outputs.written_whole(target) as partial:

@@ -16,6 +16,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from tests.services.ports import free_port
+from tests.waiting import PATIENCE
+
 DAEMONS = ("munged", "slurmctld", "slurmd")
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _CONFIG = """
@@ -99,15 +102,15 @@ class Cluster:
         """Waits until a job was queued again, and starts it soon: SLURM would wait two minutes, and
         nodes refuse a job that comes back in the same second.
         """
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while self.restarts(job) < restart:
             assert time.monotonic() < deadline, f"job {job} is {self.state(job)}"
             time.sleep(0.1)
         self.wait_for(job, "PENDING")
         self.command("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
-    def wait_for(self, job: str, *states: str, seconds: float = 120) -> str:
-        deadline = time.monotonic() + seconds
+    def wait_for(self, job: str, *states: str) -> str:
+        deadline = time.monotonic() + PATIENCE
         while (state := self.state(job)) not in states:
             assert time.monotonic() < deadline, f"job {job} is {state}, not {states}"
             time.sleep(0.1)
@@ -132,11 +135,7 @@ def cluster(folder: pathlib.Path, gpus: int) -> Iterator[Cluster]:
       gpus: of each node, as SLURM believes; they are empty files.
     """
     host = socket.gethostname().partition(".")[0]
-    with contextlib.ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(3)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] for probe in sockets]
+    ports = [free_port() for _ in range(3)]
     cgroups = _has_cgroups()
     config = _CONFIG.format(
         folder=folder,
@@ -214,7 +213,7 @@ def _end(daemon: subprocess.Popen) -> None:
 
 
 def _wait(condition, folder: pathlib.Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             if condition():

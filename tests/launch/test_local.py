@@ -6,9 +6,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from tests.as_from_a_shell import AS_FROM_A_SHELL
+from tests.waiting import PATIENCE, until
 
 LOCAL = pathlib.Path(__file__).resolve().parents[2] / "launch" / "local.py"
 
@@ -20,6 +22,8 @@ workdir = pathlib.Path([a for a in sys.argv if a.startswith("--workdir=")][0].pa
 workdir.mkdir(parents=True, exist_ok=True)
 start = len(list(workdir.glob("logs/attempt-*")))
 (workdir / f"pid-{process}").write_text(str(os.getpid()))
+def wait():  # longer than tests do
+    time.sleep(10_000)
 def checkpoint(step):
     (workdir / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
 """
@@ -34,16 +38,6 @@ print("ready", flush=True)
 """
 
 
-def _as_from_a_terminal() -> None:
-    """Tests that run in the background ignore SIGINT, and so would the supervisor; so it is with what
-    a library in this process does to other signals.
-    """
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-    for number in numbers:
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.fixture
 def launch(tmp_path):
     """`launch(program, *options)`: a supervisor whose processes run `program`; killed at the end."""
@@ -53,13 +47,13 @@ def launch(tmp_path):
         (tmp_path / "vit_jax.py").write_text(HEAD + program)
         supervisors.append(
             subprocess.Popen(
-                [sys.executable, LOCAL, "--backoff=0.05", "--grace=2", *options]
+                [*AS_FROM_A_SHELL, sys.executable, LOCAL, "--backoff=0.05"]
+                + [f"--grace={PATIENCE}", *options]
                 + ["--", "train", "--config=any", f"--workdir={tmp_path / 'run'}"],
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                preexec_fn=_as_from_a_terminal,
             )
         )
         return supervisors[-1]
@@ -72,7 +66,7 @@ def launch(tmp_path):
 
 
 def finish(supervisor: subprocess.Popen) -> tuple[int, str]:
-    output, _ = supervisor.communicate(timeout=60)
+    output, _ = supervisor.communicate(timeout=PATIENCE)
     return supervisor.returncode, output
 
 
@@ -83,15 +77,8 @@ def starts(tmp_path) -> int:
 def pids(tmp_path, count: int) -> list[int]:
     """Of the processes of the run, as soon as all of them have started and said so."""
     files = [tmp_path / "run" / f"pid-{process}" for process in range(count)]
-    wait_until(lambda: all(f.exists() and f.read_text() for f in files))
+    until(lambda: all(f.exists() and f.read_text() for f in files))
     return [int(f.read_text()) for f in files]
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -136,7 +123,7 @@ def test_one_process_finds_the_others_by_itself(launch):
 
 @pytest.mark.parametrize("code", [1, 2])
 def test_an_error_that_a_restart_will_not_cure_ends_the_run_with_its_code(launch, tmp_path, code):
-    program = f"sys.exit({code}) if process == 1 else time.sleep(60)"
+    program = f"sys.exit({code}) if process == 1 else wait()"
     got, output = finish(launch(program, "--processes=2"))
     assert got == code and starts(tmp_path) == 1
     assert f"process 1 ended with {code}" in output
@@ -147,7 +134,7 @@ def test_all_start_again_when_one_ends_too_early(launch, tmp_path, end):
     program = f"""
 if start == 1:
     if process == 1: {end}
-    time.sleep(60)
+    wait()
 print("done on start", start, flush=True)
 """
     code, output = finish(launch(program, "--processes=3"))
@@ -178,8 +165,9 @@ if start == 1:
     if process == 0:
         time.sleep(0.5)
         os.kill(os.getpid(), 9)
-    while not (workdir / "pid-0").exists(): time.sleep(0.01)
-    while "Z" not in pathlib.Path(f"/proc/{(workdir / 'pid-0').read_text()}/stat").read_text(): pass
+    first = workdir / "pid-0"
+    while not (first.exists() and first.read_text()): time.sleep(0.01)
+    while "Z" not in pathlib.Path(f"/proc/{first.read_text()}/stat").read_text(): time.sleep(0.001)
     sys.exit(1)
 """
     code, _ = finish(launch(program, "--processes=2"))
@@ -206,9 +194,9 @@ sys.exit(42)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_passed_on_and_saving_is_waited_for(launch, tmp_path, number):
-    supervisor = launch(OBEDIENT + "time.sleep(60)", "--processes=2")
+    supervisor = launch(OBEDIENT + "wait()", "--processes=2")
     logs = [tmp_path / f"run/logs/attempt-1/process-{i}.log" for i in range(2)]
-    wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
+    until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
     supervisor.send_signal(number)
     code, output = finish(supervisor)
     assert code == 42 and starts(tmp_path) == 1
@@ -217,28 +205,28 @@ def test_a_signal_is_passed_on_and_saving_is_waited_for(launch, tmp_path, number
 
 
 def test_saving_is_waited_for_when_nobody_reads_the_output_any_longer(launch, tmp_path):
-    supervisor = launch(OBEDIENT + "time.sleep(60)")
+    supervisor = launch(OBEDIENT + "wait()")
     log = tmp_path / "run/logs/attempt-1/process-0.log"
-    wait_until(lambda: log.exists() and "ready" in log.read_text())
+    until(lambda: log.exists() and "ready" in log.read_text())
     supervisor.stdout.close()
     supervisor.send_signal(signal.SIGHUP)
-    assert supervisor.wait(timeout=30) == 42
+    assert supervisor.wait(timeout=PATIENCE) == 42
     assert (tmp_path / "run/checkpoints/7").exists()
 
 
 def test_a_second_signal_does_not_wait(launch, tmp_path):
-    program = OBEDIENT.replace("time.sleep(0.3)", "time.sleep(60)") + "time.sleep(60)"
+    program = OBEDIENT.replace("time.sleep(0.3)", "wait()") + "wait()"
     supervisor = launch(program)
     log = tmp_path / "run/logs/attempt-1/process-0.log"
     for told in ("ready", "saving"):
-        wait_until(lambda told=told: log.exists() and told in log.read_text())
+        until(lambda told=told: log.exists() and told in log.read_text())
         supervisor.terminate()
     code, _ = finish(supervisor)
     assert code == 42 and not alive(pids(tmp_path, 1)[0])
 
 
 def test_a_signal_between_two_attempts_ends_the_run(launch):
-    supervisor = launch("sys.exit(42)", "--backoff=60")
+    supervisor = launch("sys.exit(42)", f"--backoff={2 * PATIENCE}")
     for line in supervisor.stdout:
         if "restarting all" in line:
             break
@@ -248,23 +236,22 @@ def test_a_signal_between_two_attempts_ends_the_run(launch):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a feature of Linux")
 def test_nothing_outlives_a_supervisor_that_is_killed(launch, tmp_path):
-    supervisor = launch("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)",
-                        "--processes=2")  # fmt: skip
+    supervisor = launch("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwait()", "--processes=2")
     children = pids(tmp_path, 2)
     supervisor.kill()
-    wait_until(lambda: not any(map(alive, children)))
+    until(lambda: not any(map(alive, children)))
 
 
 def test_what_a_killed_process_had_started_is_ended_too(launch, tmp_path):
     program = """
 if start == 1:
-    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"])
     (workdir / "worker").write_text(str(worker.pid))
     os.kill(os.getpid(), 9)
 """
     assert finish(launch(program))[0] == 0
     worker = int((tmp_path / "run/worker").read_text())
-    wait_until(lambda: not alive(worker))
+    until(lambda: not alive(worker))
 
 
 def test_output_without_an_end_of_line_and_of_other_encodings_is_shown(launch):

@@ -3,13 +3,13 @@
 import json
 import pathlib
 import sys
-import time
 
 import pytest
 
 from tests.conftest import QUICK
 from tests.integration.conftest import TINY
 from tests.launch import slurm
+from tests.waiting import until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "launch/slurm/train.sbatch"
@@ -60,20 +60,13 @@ def submit(cluster, tmp_path):
         cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
 
 
-def wait_until(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def ready(tmp_path, restarts: int) -> None:
     """Returns when both processes of a start are up."""
-    wait_until(lambda: len(list(tmp_path.glob(f"ready-?-{restarts}"))) == 2)
+    until(lambda: len(list(tmp_path.glob(f"ready-?-{restarts}"))) == 2)
 
 
 def test_a_job_that_is_told_to_save_is_queued_again_and_goes_on(cluster, submit, tmp_path):
-    job = submit("time.sleep(0 if restarts else 60)")
+    job = submit("time.sleep(0 if restarts else 10_000)")
     ready(tmp_path, 0)
     cluster.command("scancel", "--signal=TERM", job)  # As SLURM itself does before the time limit.
     cluster.start_again(job)
@@ -82,7 +75,7 @@ def test_a_job_that_is_told_to_save_is_queued_again_and_goes_on(cluster, submit,
 
 
 def test_a_job_whose_place_a_more_urgent_one_takes_saves_and_comes_back(cluster, submit, tmp_path):
-    job = submit("time.sleep(0 if restarts else 60)")
+    job = submit("time.sleep(0 if restarts else 10_000)")
     ready(tmp_path, 0)
     urgent = cluster.command("sbatch", "--parsable", "--partition=urgent", "--nodes=2",
                              "--wrap=sleep 0.1", cwd=tmp_path)  # fmt: skip
@@ -115,11 +108,11 @@ def test_a_job_without_a_newer_checkpoint_gives_up(cluster, submit):
 
 
 def test_a_cancelled_job_saves_and_is_not_queued_again(cluster, submit, tmp_path):
-    job = submit("time.sleep(60)")
+    job = submit("time.sleep(10_000)")
     ready(tmp_path, 0)
     cluster.command("scancel", job)
     cluster.wait_for(job, "CANCELLED")
-    wait_until(lambda: (tmp_path / "checkpoints/0").exists(), seconds=10)
+    until((tmp_path / "checkpoints/0").exists)
     assert cluster.restarts(job) == 0
 
 
@@ -201,10 +194,10 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
              "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"},
     )  # fmt: skip
     metrics = workdir / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2)
+    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2)
     cluster.command("scancel", "--signal=TERM", job)
     cluster.start_again(job)
-    state = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=300)
+    state = cluster.wait_for(job, "COMPLETED", "FAILED")
     log = (tmp_path / f"vit_jax-{job}.log").read_text()
     assert state == "COMPLETED", log
     assert "devices: 2 local of 4 x cpu" in log and "resumed at step" in log

@@ -74,7 +74,7 @@ def check_gradient(learn, exact, params):
     gradient = patterns.named(gradient)
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     for name, direction, slope in directional(lambda p: (exact(p) * weights).sum(), params):
-        found = np.vdot(gradient[name].astype(np.float64), direction)
+        found = np.vdot(np.asarray(gradient[name], np.float64), direction)
         bound = 1e-4 * np.linalg.norm(gradient[name]) * np.linalg.norm(direction) + 1e-4
         assert abs(found - slope) < bound, name
 

@@ -39,7 +39,7 @@ def test_the_losses_are_those_of_deit(kind, two_heads):
     options = DistillOptions("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
     logits = exits.mean(0)
     loss, metrics = losses(
-        options, jnp.asarray(logits), jnp.asarray(exits), taught, labels, two_heads=two_heads
+        options, *map(jnp.asarray, (logits, exits, taught, labels)), two_heads=two_heads
     )
     by_label, by_teacher = map(torch.from_numpy, exits if two_heads else (logits,) * 2)
     smooth = torch.from_numpy(labels * 0.9 + 0.1 / 7)
@@ -60,7 +60,7 @@ def test_the_losses_are_those_of_deit(kind, two_heads):
 def test_every_early_exit_learns_from_labels_and_teacher(kind):
     random = np.random.default_rng(0)
     exits = jnp.asarray(random.normal(size=(3, 5, 7)), jnp.float32)
-    taught, labels = random.normal(size=(5, 7)), random.dirichlet(np.ones(7), 5)
+    taught, labels = map(jnp.float32, (random.normal(size=(5, 7)), random.dirichlet(np.ones(7), 5)))
     options = DistillOptions("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
     found, _ = losses(options, exits[-1], exits, taught, labels, exit_flops=(1, 2, 3))
     apart = [losses(options, logits, None, taught, labels)[0] for logits in exits]
@@ -92,7 +92,7 @@ def test_patience_is_the_divergence_from_the_teacher_alone():
     logits, taught = (random.normal(size=(5, 7)) for _ in range(2))
     labels = random.dirichlet(np.ones(7), 5)
     options = DistillOptions("T", "soft", alpha=1.0)
-    found, _ = losses(options, jnp.asarray(logits), None, taught, labels)
+    found, _ = losses(options, jnp.asarray(logits), None, *map(jnp.float32, (taught, labels)))
     p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (taught, logits))
     np.testing.assert_allclose(found, (p * np.log(p / q)).sum(1), rtol=1e-5)
     with pytest.raises(ConfigError, match="nothing to learn for the class token's head"):

@@ -67,7 +67,7 @@ def test_loss_and_gradient_are_those_of_big_vision_and_of_the_paper(oracle, numb
             params, oracle["images"], oracle["labels"], float(rho), case["alpha"]
         )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), grads, expected)
-    assert abs(loss - oracle[f"{number}/loss"]) < 1e-12
+    assert abs(float(loss) - oracle[f"{number}/loss"]) < 1e-12
     for layer, name in (("a", "w"), ("a", "b"), ("c", "w")):
         theirs = oracle[f"{number}/grad/{layer}/{name}"]
         np.testing.assert_allclose(grads[layer][name], theirs, atol=1e-12)

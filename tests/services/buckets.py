@@ -19,14 +19,15 @@ import itertools
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 
 import pytest
+
+from tests.services.ports import free_port
+from tests.waiting import PATIENCE, until
 
 _HERE = pathlib.Path(__file__).parent
 _READS = ("GET", "HEAD")
@@ -61,8 +62,8 @@ class Faults:
         Args:
           kind: 'status' (answered with `status`, not forwarded), 'reset' (connection reset, not
             forwarded), 'lost' (forwarded, then the connection is reset), 'stall' (forwarded after
-            `seconds`), 'delay' (after a random time up to `seconds`), 'late' (forwarded at once, answered
-            after such a time), 'truncate' (the connection ends after half of the body).
+            `seconds`, or once faults change), 'delay' (after a random time up to `seconds`), 'late'
+            (forwarded at once, answered after such a time), 'truncate' (the connection ends after half of the body).
           every: each so-many-th request that matches.
           times: how often in all; by default until `clear`.
           methods: of the requests that match.
@@ -144,9 +145,7 @@ def cloud_storage(tmp_path_factory):
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory):
     """A server of S3's interface, to which s3fs and TensorStore are pointed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-p", str(port)]
     with _started(command, f"http://127.0.0.1:{port}") as server, _proxy(server.address) as proxy:
         environment = {
@@ -217,16 +216,17 @@ class _started:
         )
         if prints:
             self.address = self._process.stdout.readline().strip()
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.address}/").close()
-                break
-            except urllib.error.HTTPError:
-                break
-            except OSError:
-                assert self._process.poll() is None, f"{self._command} ended"
-                time.sleep(0.1)
+        until(self._answers, self._process)
         return self
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.address}/").close()
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
 
     def __exit__(self, *_):
         self._process.kill()
@@ -259,5 +259,5 @@ class _environment:
 def _request(url: str, method: str, content: bytes | None = None) -> None:
     headers = {"Content-Type": "application/json"} if content else {}
     urllib.request.urlopen(
-        urllib.request.Request(url, content, headers, method=method), timeout=60
+        urllib.request.Request(url, content, headers, method=method), timeout=PATIENCE
     ).close()

@@ -5,6 +5,7 @@ returns [method, path] of each request since the last DELETE of it.
 """
 
 import asyncio
+import contextlib
 import random
 import re
 import socket
@@ -28,7 +29,7 @@ class Proxy:
     def __init__(self, upstream: str, session: aiohttp.ClientSession):
         self._upstream, self._session = upstream, session
         self.requests: list[tuple[str, str]] = []
-        self._latency, self._faults = 0.0, []
+        self._latency, self._faults, self._replaced = 0.0, [], asyncio.Event()
 
     async def control(self, request: web.Request) -> web.Response:
         if request.method == "GET":
@@ -39,6 +40,8 @@ class Proxy:
         content = await request.json()
         self._latency = content["latency_ms"] / 1000
         self._faults = [fault | {"seen": 0} for fault in content["faults"]]
+        self._replaced.set()
+        self._replaced = asyncio.Event()
         return web.Response()
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
@@ -51,7 +54,8 @@ class Proxy:
             case "status":
                 return web.Response(status=fault["status"], text="injected by the test")
             case "stall":
-                await asyncio.sleep(fault["seconds"])
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._replaced.wait(), fault["seconds"])
             case "delay":
                 await asyncio.sleep(random.uniform(0, fault["seconds"]))
             case "reset":

@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
+from tests.waiting import PATIENCE
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.devices import local
@@ -51,18 +52,17 @@ def network(run):
 
 
 class Slow:
-    """A network that takes its time, and counts its batches."""
+    """A network that computes nothing before `go_on` is set, and counts its batches."""
 
-    def __init__(self, network: Network, seconds: float):
-        self._network, self._seconds, self.batches = network, seconds, []
-        self.go_on = threading.Event()
+    def __init__(self, network: Network):
+        self._network, self.batches, self.go_on = network, [], threading.Event()
 
     def __getattr__(self, name):
         return getattr(self._network, name)
 
     def classify(self, images):
         self.batches.append(len(images))
-        self.go_on.wait(self._seconds)
+        self.go_on.wait(PATIENCE)
         return self._network.classify(images)
 
 
@@ -77,6 +77,7 @@ class Running:
         self._thread.start()
         self.stopped = None
         with mock.patch.object(local, "cores", lambda: 1):
+            limits = {"seconds": PATIENCE} | limits
             self.server = Server(network, Limits(**limits), {"model": "tiny"}, names)
         self.url = self._do(self.server.start("127.0.0.1", 0)).result()
         self.place = urlsplit(self.url).netloc
@@ -90,7 +91,7 @@ class Running:
         return self.stopped
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.place, timeout=20)
+        return http.client.HTTPConnection(self.place, timeout=PATIENCE)
 
     def ask(self, path: str, body=None, method=None, **headers) -> tuple[int, object]:
         """Status and answer."""
@@ -117,7 +118,7 @@ def serving():
 
     yield start
     for one in running:
-        one.stop().result(20)
+        one.stop().result(PATIENCE)
 
 
 def encoded(seed: int = 0, side: int = 16, form: str = "PNG") -> bytes:

@@ -2,11 +2,11 @@
 
 import contextlib
 import socket
-import time
 
 import pytest
 
 from tests.serving.conftest import Slow, encoded
+from tests.waiting import PATIENCE, until
 from vit_jax.serving.bodies import client_of
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
@@ -22,7 +22,9 @@ def connect():
         def start(server, size: int, sent: int | bytes, source: str = "127.0.0.1") -> socket.socket:
             host, port = server.place.split(":")
             connection = connections.enter_context(
-                socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
+                socket.create_connection(
+                    (host, int(port)), timeout=PATIENCE, source_address=(source, 0)
+                )
             )
             connection.sendall(HEAD % size + bytes(sent))
             return connection
@@ -35,13 +37,6 @@ def small(monkeypatch):
     from vit_jax.serving import server
 
     monkeypatch.setattr(server, "_MOST_HELD", 3_000_000)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_connections_that_send_nothing_hold_nothing(serving, network, connect):
@@ -90,7 +85,7 @@ def test_a_client_is_an_address_or_a_network_of_ipv6():
 def test_of_a_full_queue_another_client_gets_a_place_of_the_one_with_most(
     serving, network, connect
 ):
-    slow = Slow(network, 20)
+    slow = Slow(network)
     server = serving(slow, queue=8)
     image = encoded()
 

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.serving.conftest import encoded
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def server(network):
 
     running = Running(network, names=["Vit.Example"])
     yield running
-    running.stop().result(20)
+    running.stop().result(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 from tests.serving.conftest import CLASSES, encoded
+from tests.waiting import PATIENCE
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 
@@ -74,7 +75,7 @@ def test_a_signal_stops_it_and_every_request_is_answered(checkpoint):
         def client(number: int) -> None:
             """A new connection for each image, until no more are taken."""
             while True:
-                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
                 try:
                     connection.connect()
                 except ConnectionRefusedError:
@@ -91,7 +92,7 @@ def test_a_signal_stops_it_and_every_request_is_answered(checkpoint):
             while len(answers) < 100:
                 time.sleep(0.01)
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(PATIENCE) == 0
         assert [one.result() for one in clients] == [None] * 20
         assert not failures and set(answers) == {200}
 
@@ -101,7 +102,7 @@ def test_a_thousand_at_once_are_all_answered(checkpoint):
     with process(checkpoint, "--batch_size=8", "--queue=64") as (_, url):
 
         def ask(number: int) -> int:
-            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
             connection.request("POST", "/predict", encoded(number % 10))
             return connection.getresponse().status
 
@@ -148,7 +149,7 @@ def test_good_images_are_answered_throughout_an_attack(checkpoint):
                 ]
                 if number == 9:
                     body = bomb
-                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
                 try:
                     connection.request("POST", "/predict", body, headers)
                     if number % 4:
@@ -159,7 +160,7 @@ def test_good_images_are_answered_throughout_an_attack(checkpoint):
                 stop.wait(0.05)
 
         def ask(number: int) -> None:
-            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
             for i in range(360):
                 connection.request("POST", "/predict", good[(number + i) % 10])
                 response = connection.getresponse()

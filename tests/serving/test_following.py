@@ -14,6 +14,7 @@ import pytest
 
 from tests.serving.conftest import encoded
 from tests.serving.test_command import process
+from tests.waiting import PATIENCE
 from vit_jax.base.errors import ConfigError
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.following import Follower
@@ -116,7 +117,7 @@ def test_ten_thousand_requests_are_answered_with_reloads_among_them(followed):
         answers, steps = collections.Counter(), set()
 
         def client(number: int) -> None:
-            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
             for _ in range(1000):
                 connection.request("POST", "/predict", encoded(number, side=32))
                 response = connection.getresponse()
@@ -131,13 +132,13 @@ def test_ten_thousand_requests_are_answered_with_reloads_among_them(followed):
                     time.sleep(0.05)
                 add(step)
             while not all(one.done() for one in clients):
-                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
                 connection.request("GET", "/model")
                 steps.add(json.loads(connection.getresponse().read())["step"])
                 connection.close()
                 time.sleep(0.5)
             [one.result() for one in clients]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait(PATIENCE) == 0
     print(answers, steps)
     assert answers == {200: 10_000} and 12 in steps

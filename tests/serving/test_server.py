@@ -7,7 +7,8 @@ import io
 import re
 import socket
 import struct
-import time
+import threading
+import types
 import zlib
 
 import numpy as np
@@ -16,16 +17,18 @@ from flax import nnx
 from PIL import Image
 
 from tests.serving.conftest import CLASSES, Running, Slow, encoded, make_run
+from tests.waiting import PATIENCE, until
 from vit_jax.base.errors import ConfigError
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
+from vit_jax.serving.waiting import Waiting
 
 
 @pytest.fixture(scope="module")
 def server(network):
-    running = Running(network, megabytes=0.1, seconds=10)
+    running = Running(network, megabytes=0.1)
     yield running
-    running.stop().result(20)
+    running.stop().result(PATIENCE)
 
 
 @nnx.jit
@@ -110,29 +113,34 @@ def test_more_classes_than_there_are_gives_all(server):
 
 
 def test_a_slow_client_gets_408_and_others_are_served_meanwhile(serving, network):
-    server = serving(network, seconds=1)
-    with socket.create_connection(server.place.split(":"), timeout=20) as slow:
+    server = serving(network)
+    patient, server.server._limits = server.server._limits, Limits(seconds=1)
+    with socket.create_connection(server.place.split(":"), timeout=PATIENCE) as slow:
         slow.sendall(
             b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\nhalf"
         )
+        until(lambda: server.server.bodies.held)
+        server.server._limits = patient
         assert server.ask("/predict", encoded())[0] == 200
         assert slow.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def test_a_connection_that_asks_nothing_is_closed(serving, network):
     server = serving(network, seconds=0.5)
-    with socket.create_connection(server.place.split(":"), timeout=20) as idle:
+    with socket.create_connection(server.place.split(":"), timeout=PATIENCE) as idle:
         idle.sendall(b"POST /pre")
         assert idle.recv(4096) == b""
 
 
 def test_images_that_arrive_together_are_computed_together(serving, network, run):
-    slow = Slow(network, 0.3)
+    slow = Slow(network)
     server = serving(slow)
     with concurrent.futures.ThreadPoolExecutor(9) as pool:
         first = pool.submit(server.ask, "/predict?topk=1", encoded(0))
-        time.sleep(0.1)
-        others = list(pool.map(lambda i: server.ask("/predict?topk=1", encoded(i)), range(1, 9)))
+        until(lambda: slow.batches)
+        others = pool.map(lambda i: server.ask("/predict?topk=1", encoded(i)), range(1, 9))
+        until(lambda: len(server.server._batcher) == 8)
+        slow.go_on.set()
     for seed, (status, answer) in enumerate([first.result(), *others]):
         expected = probabilities(run, encoded(seed))
         assert status == 200
@@ -141,23 +149,24 @@ def test_images_that_arrive_together_are_computed_together(serving, network, run
 
 
 def test_batches_have_compiled_sizes_and_are_not_padded(serving, network):
-    slow = Slow(network, 0.3)
+    slow = Slow(network)
     server = serving(slow)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         first = pool.submit(server.ask, "/predict", encoded(0))
-        time.sleep(0.1)
+        until(lambda: slow.batches)
         others = [pool.submit(server.ask, "/predict", encoded(i)) for i in range(7)]
+        until(lambda: len(server.server._batcher) == 7)
+        slow.go_on.set()
         assert {one.result()[0] for one in (first, *others)} == {200}
     assert slow.batches == [1, 4, 2, 1]
 
 
 def test_of_many_at_once_those_that_find_no_place_get_503(serving, network):
-    slow = Slow(network, 10)
+    slow = Slow(network)
     server = serving(slow, queue=5)
     with concurrent.futures.ThreadPoolExecutor(100) as pool:
         asked = [pool.submit(server.ask, "/predict", encoded()) for _ in range(100)]
-        while sum(one.done() for one in asked) < 95:
-            time.sleep(0.01)
+        until(lambda: sum(one.done() for one in asked) >= 95)
         slow.go_on.set()
         answers = [one.result() for one in asked]
     refused = [answer["error"] for status, answer in answers if status == 503]
@@ -166,9 +175,11 @@ def test_of_many_at_once_those_that_find_no_place_get_503(serving, network):
 
 
 def test_an_answer_that_takes_too_long_is_503(serving, network):
-    slow = Slow(network, 20)
-    server = serving(slow, seconds=0.3)
+    slow = Slow(network)
+    server = serving(slow)
+    patient, server.server._waiting = server.server._waiting, Waiting(1, 0.3)
     status, answer = server.ask("/predict", encoded())
+    server.server._waiting = patient
     slow.go_on.set()
     assert status == 503 and answer["error"].startswith("no answer within 0.3 seconds")
     assert server.ask("/predict", encoded())[0] == 200
@@ -184,22 +195,29 @@ def test_a_failure_inside_is_answered_and_the_server_goes_on(serving, network, m
     assert server.ask("/predict", encoded())[0] == 200
 
 
-def test_a_server_that_stops_answers_the_requests_that_are_there(serving, network):
-    slow = Slow(network, 1)
+def test_a_server_that_stops_answers_the_requests_that_are_there(serving, network, monkeypatch):
+    slow = Slow(network)
     server = serving(slow)
+    stop_listening, last_has_asked = server.server._site.stop, threading.Event()
+
+    async def stop_later():
+        await asyncio.to_thread(last_has_asked.wait, PATIENCE)
+        await stop_listening()
+
+    monkeypatch.setattr(server.server, "_site", types.SimpleNamespace(stop=stop_later))
     waiting = server.connect()  # has asked nothing yet
     waiting.connect()
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(server.ask, "/predict", encoded(i)) for i in range(10)]
-        while not slow.batches:
-            time.sleep(0.01)
+        until(lambda: len(server.server._waiting) == 10)
         stopped = server.stop()
-        time.sleep(0.05)
+        until(lambda: server.server._stopping)
         waiting.request("GET", "/healthz")
         assert server.answer(waiting) == (503, {"error": "the server stops"})
+        last_has_asked.set()
         slow.go_on.set()
         assert [one.result()[0] for one in asked] == [200] * 10
-    stopped.result(20)
+    stopped.result(PATIENCE)
     with pytest.raises(ConnectionRefusedError):
         server.ask("/healthz")
 

@@ -15,26 +15,31 @@ def test_every_second_counts_once_as_what_it_was_spent_on(tmp_path):
     began = time.monotonic()
     clock = Clock(epath.Path(tmp_path), Hosts(), write=True)
     clock.training()
+    before = time.monotonic()
     with clock.during("evaluate"):
+        started = time.monotonic()
         time.sleep(0.05)
+        inside = time.monotonic() - started
+    around = time.monotonic() - before
     for _ in clock.each(iter([1]), "input"):
         time.sleep(0.02)
     shares = clock.shares()
     assert set(shares) == set(KINDS) and sum(shares.values()) == pytest.approx(1, abs=0.01)
-    assert clock.seconds["evaluate"] == pytest.approx(0.05, abs=0.03)
+    assert inside <= clock.seconds["evaluate"] <= around
     assert clock.seconds["steps"] >= 0.02
     assert sum(clock.seconds.values()) <= time.monotonic() - began
 
 
 def test_what_a_restart_repeats_is_lost_and_the_time_between_is_told(tmp_path):
     seconds = dict.fromkeys(KINDS, 1.0) | {"steps": 100.0, "input": 10.0}
-    entry = {"seconds": seconds, "written": time.time() - 7}
+    before = time.time()
+    entry = {"seconds": seconds, "written": before - 7}
     (tmp_path / "goodput.json").write_text(json.dumps(entry))
     clock = Clock(epath.Path(tmp_path), Hosts(), write=True)
     clock.resumed_from({"steps": 60.0, "input": 8.0}, 0.0)
     assert (clock.seconds["steps"], clock.seconds["input"]) == (60.0, 8.0)
     assert clock.seconds["lost"] == 1 + 40 + 2
-    assert clock.seconds["down"] == pytest.approx(8, abs=0.5)
+    assert 8 <= clock.seconds["down"] <= 8 + time.time() - before
     clock.write()
     assert json.loads((tmp_path / "goodput.json").read_text())["seconds"]["lost"] == 43
 

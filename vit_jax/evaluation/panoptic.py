@@ -12,6 +12,9 @@ from vit_jax.evaluation import maps
 # IoU is counted in such parts, as integers: sums over hosts do not depend on their order.
 _UNIT = 2**40
 _CODES = 2**16  # of label maps
+_LEAST = (
+    2.0**-24
+)  # probability of a mask whose logit is finite in float32, as that of its complement
 # Columns of counts: of IoU, and true positives, false ones, false negatives.
 SUM, TRUE, FALSE, MISSED = range(4)
 
@@ -25,8 +28,8 @@ def segment_map(
     score: float,
     overlap: float,
 ) -> np.ndarray:
-    """The segments of an image as a label map (H, W) uint16, see `data.labels.segments`, as Mask2Former joins queries:
-    each pixel goes to the query with the largest product of class and mask probability.
+    """The segments of an image as a label map (H, W) uint16, see `data.labels.segments`, as Mask2Former and EoMT join
+    queries: each pixel goes to the query with the largest product of class and mask probability.
 
     Args:
       masks: (h, w, Q) probabilities.
@@ -34,24 +37,38 @@ def segment_map(
       things: of each class.
       size: H, W.
       score: queries whose class is less probable are dropped.
-      overlap: so are those that keep a smaller share of their mask, of the pixels above 1/2.
+      overlap: so are those that get fewer pixels than this share of their mask, which is where they are above 1/2.
     """
     label_map, best = np.full(size, IGNORED, np.uint16), np.zeros(size, np.float32)
     winner, labels = np.full(size, -1, np.int32), classes.argmax(-1)
+    above = np.zeros(size, bool)  # whether the winner's mask is
     kept = [q for q, k in enumerate(labels) if k < len(things) and classes[q, k] > score]
     areas = {}
     for q in kept:
-        mask = resize.enlarged(np.ascontiguousarray(masks[..., q]), size)
+        mask = _enlarged(masks[..., q], size)
         inside = mask >= 0.5
         areas[q] = np.count_nonzero(inside)
         product = mask * classes[q, labels[q]]
         better = product > best
-        best[better], winner[better] = product[better], np.where(inside[better], q, -1)
-    segments = {q: winner == q for q in kept}
-    valid = [q for q in kept if segments[q].any() and segments[q].sum() >= overlap * areas[q]]
+        best[better], winner[better], above[better] = product[better], q, inside[better]
+    won = _count(winner, len(labels))
+    winner[~above] = -1
+    seen = _count(winner, len(labels))
+    valid = [q for q in kept if seen[q] and won[q] >= overlap * areas[q]]
     for q, number in zip(valid, numbers(labels[valid], things), strict=True):
-        label_map[segments[q]] = number
+        label_map[winner == q] = number
     return label_map
+
+
+def _count(winner: np.ndarray, queries: int) -> np.ndarray:
+    """The pixels of each query, of those that each pixel goes to; -1: to none."""
+    return np.bincount(winner.ravel() + 1, minlength=queries + 1)[1:]
+
+
+def _enlarged(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A query's mask of probabilities (h, w) at another size (H, W): its logits are enlarged, as EoMT's authors do."""
+    inside = np.clip(mask, _LEAST, 1 - _LEAST)
+    return 1 / (1 + np.exp(-resize.enlarged(np.log(inside / (1 - inside)), size)))
 
 
 def segments_of(

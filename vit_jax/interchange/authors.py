@@ -6,7 +6,6 @@ import json
 
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import file_header, pytorch, saved_objectives, tensors_by_name, timm
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.conversions import clip_names
@@ -50,12 +49,9 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     pytorch.refuse_to_pickle(path)
     extra = saved_objectives.beside(checkpoint, NAME, path)
     names = extra.model_format or NAME
-    conversion = tensors_by_name.conversion_of(checkpoint.model_config, names, path)
-    if conversion.beside_text and not extra.rules:
-        raise CheckpointError(
-            f"{path} is not written: files of CLIP and open_clip have a text tower beside such a model, and this "
-            "checkpoint has none of theirs: convert with --to=timm or --to=huggingface"
-        )
+    conversion = tensors_by_name.conversion_of(
+        checkpoint.model_config, names, path, alone=not extra.rules
+    )
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, names)
     if names == timm.NAME:
         header = timm.header_of(checkpoint)

@@ -221,11 +221,13 @@ def conversion_of(
     path: epath.PathLike,
     *,
     as_it_was: bool = False,
+    alone: bool = False,
 ) -> Conversion:
     """The conversion of a model's family to a format.
 
     Args:
       as_it_was: the model was read from such a file, and is written under the same names.
+      alone: the file gets no text tower.
 
     Raises:
       CheckpointError: there is none, or the other code would compute the model with other numbers.
@@ -239,9 +241,15 @@ def conversion_of(
             f"these have: {', '.join(others)}"
         )
     conversion = conversion.of(config)
-    refuse_other_conventions(config, conversion.conventions, format, path)
+    if alone and conversion.beside_text:
+        raise CheckpointError(
+            f"{path} is not written: the authors' format has such models only in files of CLIP and open_clip, beside a "
+            "text tower, and this checkpoint has none of theirs: convert with --to=timm or --to=huggingface"
+        )
+    # What the other code has not, before what an option of the user's can change.
     if not as_it_was and (reason := conversion.refusal(config)):
         raise CheckpointError(f"{path} is not written: {reason}")
+    refuse_other_conventions(config, conversion.conventions, format, path)
     return conversion
 
 

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 from etils import epath
 
+from tests.waiting import PATIENCE, until
 from vit_jax.base import lock, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.lock import Locked
@@ -89,7 +89,7 @@ def test_files_of_killed_processes_are_made_again_by_any_other(folder, whole, tm
 
 
 def test_two_preparers_of_one_shard_are_refused(folder, bucket, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(lock, "_STALE_SECONDS", 3.0)
+    monkeypatch.setattr(lock, "_STALE_SECONDS", PATIENCE)
     monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
     for out in (epath.Path(tmp_path / "set"), epath.Path(bucket) / "set"):
         prepare_part(folder, out, (1, 2))
@@ -160,7 +160,9 @@ def test_faults_of_the_bucket_are_ridden_out(folder, whole, bucket, faults):  # 
 def test_killed_preparers_in_a_bucket_go_on_and_make_the_same_bytes(
     folder, whole, bucket, bucket_environment, faults  # noqa: F811
 ):  # fmt: skip
-    faults.latency(20)
+    # It waits for its third note, with two written.
+    third = {"every": 3, "times": 1, "methods": ("POST", "PUT")}
+    faults.inject("stall", seconds=PATIENCE, path=r"\.array_record\.json", **third)
     command = [
         sys.executable,
         "-m",
@@ -174,11 +176,9 @@ def test_killed_preparers_in_a_bucket_go_on_and_make_the_same_bytes(
     environment = os.environ | bucket_environment
     notes = epath.Path(bucket) / "set" / work.NOTES
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    while process.poll() is None:
-        if len(list(notes.glob("*.array_record.json"))) >= 2:
-            process.send_signal(signal.SIGKILL)
-        time.sleep(0.05)
-    assert process.returncode == -signal.SIGKILL
+    until(lambda: len(list(notes.glob("*.array_record.json"))) == 2, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     done = [subprocess.Popen([*command, f"--shard={i}/2"], env=environment) for i in (1, 2)]
-    assert [process.wait(timeout=120) for process in done] == [0, 0]
+    assert [process.wait(timeout=PATIENCE) for process in done] == [0, 0]
     assert content(f"{bucket}/set") == content(whole)

@@ -33,10 +33,12 @@ _GENERATOR, _CONDITIONER = f"{_ROOT}model.patch_generator", f"{_ROOT}input_condi
 _USUAL = vit_config_json.USUAL | {
     "hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 16, "mlp_ratio": 4.0, "layer_norm_eps": 1e-6,
     "max_img_size": 2048, "num_cls_tokens": 3, "num_registers": 7, "summary_idxs": (0, 1), "use_swiglu_ffn": False,
-    "video_temporal_patch_size": None, "norm_mean": MEAN, "norm_std": STD,
+    "layerscale_value": 1.0, "video_temporal_patch_size": None, "norm_mean": MEAN, "norm_std": STD,
 }  # fmt: skip
 
 
+# Fields of the authors' own config.json that change features, and that transformers' RadioModel does not read.
+_OF_AUTHORS = ("vitdet_window_size", "feature_normalizer_config", "inter_feature_normalizer_config")
 _FILMS = Skip(r".*\.video_embedder\.weight", "embeds frames of films", "the part for films")
 # How timm's NaFlexVit resizes positions: by default, and in a C-RADIO, whose corners may stay in place or not.
 _RESIZED = {
@@ -129,10 +131,21 @@ class Transformers(contract.HuggingFaceConversion):
         value = _USUAL | dict(metadata)
         if value["use_swiglu_ffn"]:
             raise CheckpointError("use_swiglu_ffn = true of a C-RADIO is not supported")
+        for name in _OF_AUTHORS:
+            if value.get(name):
+                raise CheckpointError(
+                    f"config.json says {name} = {value[name]}, which is not supported: the authors' code computes with "
+                    f"it, transformers' RadioModel without. To get RadioModel's numbers, remove {name} there"
+                )
         value["intermediate_size"] = int(value["hidden_size"] * value["mlp_ratio"])
         options = vit_config_json.options(value)
         rows = shapes[f"{_GENERATOR}.pos_embed"][1]
         scaled = f"{_ROOT}model.blocks.0.layer_scale1.lambda1" in shapes
+        if not scaled and value["layerscale_value"] != 1:
+            raise CheckpointError(
+                f"config.json says layerscale_value = {value['layerscale_value']}, and the file has no LayerScale that "
+                "it would begin with: only 1 is supported"
+            )
         options |= {
             "image_size": metadata.get("processor_size") or options["image_size"],
             "num_classes": 0,

@@ -90,10 +90,11 @@ class Authors(vit_timm.Timm):
         if bool(config.registers) != bool(config.rope_registers):
             other["rope_registers"] = config.rope_registers
         listed = ", ".join(f"{name}={value!r}" for name, value in other.items())
+        if not other:
+            return ""
         return (
-            f"of ViTs the authors' format has ViT-5 alone, and this model has {listed}"
-            if other
-            else ""
+            "of ViTs the authors' format has DINOv3, CLIP, SigLIP and ViT-5, of which this model is none (from ViT-5 "
+            f"it differs in {listed}): convert with --to=timm"
         )
 
     def expressed(

@@ -48,6 +48,10 @@ _GATED = (
     (r"\.mlp\.fc1_x\.", ".mlp.w2."),
     (r"\.mlp\.fc2\.", ".mlp.w3."),
 )
+# Options in which it differs from the ViT of 2020.
+_PARTS = (
+    "layer_scale", "gated_mlp", "rope", "rope_theta", "key_bias", "crop_to_patches", "keep_class_token",
+)  # fmt: skip
 # Of the released files' names to timm's; and the authors' own name of a model, which is that trained on photos.
 _RELEASED = r"dinov3_vit(s|b|l|h|7b)16(plus)?(?:_pretrain_([a-z0-9]+)|(?=\.|$))"
 _PHOTOS = "lvd1689m"
@@ -158,11 +162,13 @@ class DINOv3(vit_timm.Timm):
         return products
 
     def refusal(self, config: PublishedViTConfig) -> str:
-        head = ("token_mean",) if config.num_classes else ("token", "token_mean")
+        # Without a head no tensor depends on what is read off the tokens, which the file's header keeps.
+        pools = ("token_mean",) if config.num_classes else ("token", "token_mean", "mean")
         activation = "silu" if config.gated_mlp else "gelu"
         lacks = {
             f"pool={config.pool!r} {'with' if config.num_classes else 'without'} a head": config.pool
-            not in head,
+            not in pools,
+            "network without a class token": not config.has_class_token,
             f"{config.position} positions": config.position != "none",
             f"activation={config.activation!r} with gated_mlp={config.gated_mlp}": config.activation
             != activation,
@@ -176,14 +182,18 @@ class DINOv3(vit_timm.Timm):
             "weighted_layers": config.weighted_layers,
         }
         missing = [part for part, lacking in lacks.items() if lacking]
-        known = ("layer_scale", "gated_mlp", "rope", "rope_theta", "key_bias", "crop_to_patches")
-        missing += vit_flax.parts_beside(config, known)
+        missing += vit_flax.parts_beside(config, _PARTS)
         return f"DINOv3's own code has no {', no '.join(missing)}" if missing else ""
 
     def expressed(
         self, config: PublishedViTConfig, params: dict
     ) -> tuple[PublishedViTConfig, dict]:
         """As it is: `refusal` lets nothing else pass."""
+        if config.pool == "mean":
+            logging.info(
+                "the features of DINOv3's own code are the class token; this model's are the mean of the patches "
+                "(pool=mean), which its file's header keeps for vit_jax"
+            )
         return config, params
 
     def preprocessing(self, config: PublishedViTConfig) -> None:

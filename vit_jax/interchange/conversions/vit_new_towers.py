@@ -108,7 +108,10 @@ def _refused_head(config: PublishedViTConfig, kind: str) -> str:
             if config.num_classes:
                 return "transformers has no classifier with DINOv3's network"
             if config.pool != "token":
-                return f"transformers' DINOv3 has no pool={config.pool!r}"
+                reason = f"transformers' DINOv3 has no pool={config.pool!r}"
+                options = "--model=pool=token --model=keep_class_token=False"
+                read = f": to read the class token instead, pass {options}"
+                return reason + (read if config.pool == "mean" and config.has_class_token else "")
         case "clip":
             wanted = ("mean", "none") if config.num_classes else ("token", "pooled")
             if (config.pool, config.last_norm) != wanted or not config.has_class_token:
