@@ -18,8 +18,9 @@ Of lit expect, on CIFAR-10 with captions by templates, a frozen DeiT-Ti and soft
 seeds); a linear probe has 47.5. Of smoke expect, with one seed, 58 % of 359 grey digits by their names, and the right
 one of 120 captions for 49 % of 2,154 images.
 
-What comes out is judged by `vit_jax evaluate --checkpoint=DIR --suite=zero_shot`. Tokens are bytes unless
---config.objective.tokenizer names a file; 'vit_jax prepare --tokenizer=8000' makes one of your captions.
+What comes out is judged by `vit_jax evaluate --checkpoint=DIR --suite=zero_shot`, by the templates of the run's own
+zero_shot in config.eval.evaluators, or else by CLIP's. Tokens are bytes unless --config.objective.tokenizer names a
+file; 'vit_jax prepare --tokenizer=8000' makes one of your captions.
 
 SigLIP's rate 1e-3, decay 1e-4, clipping 1, batch, 20,000 steps of warm-up and 64 tokens are SigLIP 2's (arXiv
 2502.14786 §2.1), which sees 40B pairs; here it is 10 % of that. b2 = 0.95 is not confirmed. LiT's optimizer is that of

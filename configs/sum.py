@@ -6,7 +6,7 @@ vit_jax train --config=configs/sum.py:B/16 --workdir=DIR --config.data.path=PAIR
 vit_jax train --config=configs/sum.py:B/16,dino --workdir=DIR --config.data.path=PAIRS
     with DINO and iBOT, whose teacher is a moving average: SigLIP sees the whole image, DINO ten crops of it
 vit_jax train --config=configs/sum.py:smoke --workdir=DIR
-    small towers on coloured digits, some 64,000 pairs on two CPU cores; smoke,dino too
+    small towers on coloured digits, some 64,000 pairs on two CPU cores; smoke,dino too, in the last 10 %
 
 Other terms stand in config.objective.terms, such as the features of a DINO, which then share SigLIP's forward pass:
 (("image_text", {}), ("features", {"teachers": ("DINO",), "adaptor": "mlp", "weight": 0.5})). What comes out is judged
@@ -35,6 +35,7 @@ def get_config(arg="B/16"):
         late |= {"frozen_prototypes": "0.2%"}
         config.data.views = views(kind)
         if kind == "smoke":
+            late |= dict(start="90%")  # Such a step takes three times as long.
             late |= dict(prototypes=256, head_hidden=128, bottleneck=32, head_std=0.1)
     config.objective.terms = (("image_text", text), (other, late))
     return config

@@ -150,6 +150,9 @@ def test_captions_of_tfds_that_are_none_are_refused(tmp_path):
 
 
 def test_a_place_without_pairs_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="neither tar files nor a list .* captions.csv"):
+        opened(tmp_path / "empty")
     with pytest.raises(ConfigError, match="does not exist"):
         opened(tmp_path / "nothing.csv")
     write_tar(tmp_path / "a.tar", {"0.png": image(1)})

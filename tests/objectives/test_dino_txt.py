@@ -13,8 +13,8 @@ from PIL import Image
 from tests.models.conftest import parameters
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.evaluation import words as by_words
 from vit_jax.evaluation.run import evaluate_run
+from vit_jax.evaluation.templates import check_templates
 from vit_jax.interchange import formats
 from vit_jax.interchange.loading import load_run
 from vit_jax.models import registry
@@ -204,4 +204,4 @@ def test_words_that_make_no_map_are_refused(runs):
     with pytest.raises(ConfigError, match="has no text tower"):
         WordSegmenter(load_run(runs / "vit.npz"), ["one", "two"])
     with pytest.raises(ConfigError, match=r"templates: 'a'"):
-        by_words.check_templates(("a",), "here")
+        check_templates(("a",), "here")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 
 from tests.models.conftest import parameters
@@ -15,6 +16,7 @@ from vit_jax.config import default_config
 from vit_jax.data import batches
 from vit_jax.interchange import formats
 from vit_jax.interchange.file_header import preprocessing_of
+from vit_jax.interchange.loading import convert
 from vit_jax.models import registry
 from vit_jax.objectives.features import features, losses
 from vit_jax.objectives.features.standardize import Moments, PhiS, hadamard, phi_s
@@ -195,6 +197,24 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
 def test_what_cannot_be_learned_is_refused_before_the_run(teachers, changes, message):
     with pytest.raises(UserError, match=message):
         run_of(**{"teachers": teachers} | changes)
+
+
+def test_options_that_a_teachers_file_leaves_open_are_set_by_convert(tmp_path):
+    config = registry.model_config(
+        "ViT-mu/8", heads=2, num_classes=0, image_size=24, activation="gelu", epsilon=1e-6
+    )
+    checkpoint = formats.LoadedCheckpoint(config, parameters(config))
+    plain, ours = str(tmp_path / "plain.safetensors"), str(tmp_path / "ours")
+    formats.write_checkpoint(checkpoint, plain, "timm")
+    safetensors.numpy.save_file(safetensors.numpy.load_file(plain), plain)  # without our header
+    with pytest.raises(
+        UserError, match="(?s)the teacher: .*heads.* pass --model to 'vit_jax convert'"
+    ):
+        run_of((plain,))
+    options = {"heads": 2, "activation": "gelu", "pool": "token", "epsilon": 1e-6}
+    convert(plain, ours, "orbax", data={"mean": (0.4,) * 3, "std": (0.3,) * 3}, **options)
+    (teacher,) = run_of((ours,)).networks.teachers
+    assert teacher.config.heads == 2
 
 
 def test_what_is_interpolated_and_what_cannot_be_told_apart_is_said(teachers, caplog):

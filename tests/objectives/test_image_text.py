@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import retrieval, words
-from vit_jax.evaluation.run import evaluate_run
+from vit_jax.evaluation.run import evaluate_run, make_judges
+from vit_jax.evaluation.templates import TEMPLATES, with_run_templates
 from vit_jax.interchange.loading import load_run
 from vit_jax.planning import plan
 from vit_jax.recipes.user_files import load_config
@@ -67,6 +69,28 @@ def test_a_run_is_judged_by_retrieval_and_by_classes(tmp_path):
     again, _ = evaluate_run(run, resolve(run.config))
     assert again["retrieval/images"] == 24 and again["zero_shot/examples"] == 24
     assert 0 <= again["retrieval/image_to_text_1"] <= again["retrieval/image_to_text_10"] <= 1
+    # A suite, and an evaluator by its name alone, make texts like the captions of the run.
+    for name in ("cat", "dog"):
+        (tmp_path / "sets/cifar10" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "sets/cifar10" / name / "0.png")
+    suite, _ = make_judges(run, resolve(run.config), "zero_shot", str(tmp_path / "sets"))
+    data = {"name": "folder", "path": str(tmp_path / "sets/cifar10"), "eval_split": "test"}
+    config = run.config.copy_and_resolve_references()
+    config.eval.evaluators = (("zero_shot", {"data": data | {"holdout": 1.0}}),)
+    named, _ = make_judges(run, resolve(config))
+    for _, evaluator in (*suite.evaluators, *named.evaluators):
+        assert evaluator.options.templates == run.config.eval.evaluators[1][1]["templates"]
+
+
+def test_templates_are_those_of_the_run_unless_others_are_named():
+    white = {"templates": ("a white {}",)}
+    own = ("retrieval", ("zero_shot", white), ("zero_shot", {"prefix": "clip"}))
+    taken = with_run_templates(("zero_shot", "word_maps", ("zero_shot", {"prefix": "a"})), own)
+    assert taken == (
+        ("zero_shot", white), ("word_maps", {}), ("zero_shot", {"prefix": "a"} | white),
+    )  # fmt: skip
+    clip = (("zero_shot", {"templates": TEMPLATES}), ("zero_shot", {"prefix": "clip"}))
+    assert with_run_templates(clip, own) == clip
 
 
 def test_recall_counts_the_nearest_right_one():

@@ -17,8 +17,9 @@ def evaluate() -> None:
     [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
-    another format has its own preprocessing, and --config.data names the data. With --budget
-    or --threshold images leave a model with exits early. With --suite=imagenet, few_shot or knn the model is judged on
+    another format has its own preprocessing, and --config.data names the data. A batch is as large as the run's, unless
+    --config.eval.batch_size sets another, on which no result depends. With --budget
+    or --threshold images leave a model with exits early. With --suite the model is judged on
     all sets of that name that are there. With --follow, beside a run that trains, each of its checkpoints is evaluated
     as it appears, into WORKDIR/evaluations and its TensorBoard, until the run is done.
     """

@@ -54,7 +54,9 @@ def select(
                 f"split {part!r} reaches beyond the {size} examples of {name!r} in {where}"
             )
         if start >= stop:
-            raise SplitError(f"split {part!r} of {where} is empty: {name!r} has {size} examples")
+            raise SplitError(
+                f"split {part!r} of {where} is empty, of {size} examples; name another, or raise config.data.holdout"
+            )
         parts += _cut(whole, start, stop)
     return parts
 

@@ -17,6 +17,7 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch, held_out
 from vit_jax.evaluation.forward import normalized_as
 from vit_jax.evaluation.leakage import judged_images
+from vit_jax.evaluation.templates import with_run_templates
 from vit_jax.models import registry
 from vit_jax.objectives import find_objective
 
@@ -79,7 +80,8 @@ def make_judges(
     if suite:
         judges, absent = suites.make(suite, context, data_dir)
     else:
-        judges, absent = evaluation.make(config.eval.evaluators, context), {}
+        entries = with_run_templates(config.eval.evaluators, run.config.eval.evaluators)
+        judges, absent = evaluation.make(entries, context), {}
         judged = [
             (evaluator, source)
             for _, evaluator in judges.evaluators

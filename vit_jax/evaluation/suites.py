@@ -18,6 +18,7 @@ from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.data.sources.tfds import data_dir
 from vit_jax.evaluation.contract import EvalContext
 from vit_jax.evaluation.features import FeatureEvaluator
+from vit_jax.evaluation.templates import with_run_templates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +78,13 @@ def make(
     """
     if name not in SUITES:
         raise ConfigError(f"there is no suite {name!r}{nearest(name, SUITES)}")
+    entries = with_run_templates(
+        [_entry(part, folder) for part in SUITES[name]], context.config.eval.evaluators
+    )
     evaluators, absent = [], {}
-    for part in SUITES[name]:
+    for part, entry in zip(SUITES[name], entries, strict=True):
         try:
-            evaluators += evaluation.make([_entry(part, folder)], context).evaluators
+            evaluators += evaluation.make([entry], context).evaluators
         except DataAbsent as error:
             absent[part.prefix] = str(error)
             logging.warning("%s is skipped: %s", part.prefix, error)

@@ -17,6 +17,7 @@ from vit_jax.evaluation import contract, words
 from vit_jax.evaluation.both_towers import TextProgram
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.segmentation import Segmentation
+from vit_jax.evaluation.templates import check_templates
 
 
 class WordMaps(Segmentation):
@@ -45,7 +46,7 @@ class WordMaps(Segmentation):
             raise ConfigError(
                 f"{where}: names has {len(options.names)}, and the data {len(named)} classes to name"
             )
-        words.check_templates(options.templates, where)
+        check_templates(options.templates, where)
         self._map = words.make_map_answers(context.networks, self.config.data, options.threshold)
 
     def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:

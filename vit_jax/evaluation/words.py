@@ -13,22 +13,17 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data.augmentation.augment import prepared
 from vit_jax.data.options import Data
 from vit_jax.evaluation import contract, maps
 from vit_jax.evaluation.both_towers import TextProgram, text_term
+from vit_jax.evaluation.templates import TEMPLATES
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.image_text import patches
 from vit_jax.objectives.networks import Networks
 
-# The seven of CLIP's 80 templates that its authors found to do best on ImageNet.
-TEMPLATES = (
-    "itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}.", "a {} in a video game.",
-    "art of the {}.", "a photo of the small {}.",
-)  # fmt: skip
 ANY = -1.0  # a threshold that all cosines reach
 
 
@@ -50,18 +45,6 @@ class WordMapsOptions(contract.EvaluatorOptions):
         minimum=-1,
         maximum=1,
     )
-
-
-def check_templates(templates: Sequence[str], where: str) -> None:
-    """Raises `ConfigError` if there are none, or one has no place for the name of a class."""
-    if not templates:
-        raise ConfigError(
-            f"{where}: templates = (): name at least one, such as 'a photo of a {{}}'"
-        )
-    if lacking := [text for text in templates if "{}" not in text]:
-        raise ConfigError(
-            f"{where}: templates: {lacking[0]!r} has no {{}}, for the name of a class"
-        )
 
 
 def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:

@@ -13,7 +13,8 @@ from vit_jax.data import sources
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.both_towers import TwoTowerEvaluator
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
-from vit_jax.evaluation.words import TEMPLATES, check_templates, class_vectors, names_of, prompts
+from vit_jax.evaluation.templates import TEMPLATES, check_templates
+from vit_jax.evaluation.words import class_vectors, names_of, prompts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,8 +127,8 @@ def _fit(
     patch = config.model.patch if "model.patch" in changes else None
     entries = config.eval.evaluators
     if patch and "eval.evaluators" not in changes:  # not each of the run's patch sizes
-        names = [name for name, _ in named_entries("eval.evaluators", entries)]
-        entries = tuple(e for e, name in zip(entries, names, strict=True) if name != "patch_sizes")
+        named = named_entries("eval.evaluators", entries)
+        entries = tuple(entry for entry in named if entry[0] != "patch_sizes")
         config = dataclasses.replace(
             config, eval=dataclasses.replace(config.eval, evaluators=entries)
         )

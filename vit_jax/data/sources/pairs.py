@@ -87,6 +87,11 @@ def open_pairs(config_data: Data) -> DataSet:
         if listed is None and (path.is_dir() or path.suffix == ".tar" or {*"*{"} & {*str(path)}):
             from vit_jax.data.sources.pairs_tar import open_tars
 
+            if path.is_dir() and not any(path.glob("*.tar")):
+                raise ConfigError(
+                    f"config.data.path = {config_data.path!r} has neither tar files nor a list of images and captions: "
+                    f"write one, such as {_USUAL[0]} with the columns path and caption"
+                )
             return open_tars(config_data)
         if listed is None:
             hint = "" if is_list else "; it must be a CSV, a JSON lines file, a folder or tar files"
