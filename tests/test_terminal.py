@@ -35,7 +35,7 @@ def in_terminal(code: str, columns: int, **environment: str) -> tuple[int, bytes
     process = subprocess.Popen(
         [*AS_FROM_A_SHELL, sys.executable, "-c", BEGIN + code],
         stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-        env=os.environ | {"CI": ""} | environment,
+        env=os.environ | {"CI": "", "PYTHON_COLORS": "0"} | environment,
     )  # fmt: skip
     os.close(slave)
     written = b""

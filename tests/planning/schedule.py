@@ -93,7 +93,7 @@ def count(
     equal = {alike(i): bundles[i.name] for i in instructions if i.name in bundles}
     rows = []
     for instruction, times in program.steps():
-        kernel = re.sub(r"\.\d+$", "", instruction.name)
+        kernel = instruction.name.partition(".")[0]
         code = bundles.get(instruction.name, equal.get(alike(instruction)))
         if kernel in programs:
             scheduled = estimated = code * programs[kernel]

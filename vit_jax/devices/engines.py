@@ -6,6 +6,7 @@ and `launch/local.py` set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PRO
 """
 
 import dataclasses
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -144,7 +145,10 @@ def _cluster() -> type[clusters.ClusterEnv] | None:
     known = [c for c in clusters.ClusterEnv._cluster_types if not c.opt_in_only_method]
     # Not Kubernetes: JAX would query the job of any pod. TPUs there are found by their own
     # variables; other pods give the three arguments.
-    return next((c for c in known if c.name != "k8s" and c.is_env_present()), None)
+    unknown = {"k8s"}
+    if "OMPI_MCA_orte_hnp_uri" not in os.environ and not importlib.util.find_spec("mpi4py"):
+        unknown.add("ompi")  # JAX 0.12 finds Open MPI 5, and then fails without that package.
+    return next((c for c in known if c.name not in unknown and c.is_env_present()), None)
 
 
 def _devices(rank: gpus.NodeRank | None) -> list[int] | None:
