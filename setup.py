@@ -46,6 +46,7 @@ TEST = [
     "ray[train]>=2.60",
     "ruff==0.17.5",  # another version may format otherwise
     "s3fs>=2026.9",
+    "safetensors>=0.6",
     "scipy>=1.13",
     "setuptools>=77",  # builds the wheel; Python 3.12 has none
     "sentencepiece>=0.2",

@@ -22,10 +22,9 @@ MODULES = {
     "pyyaml": "yaml",
     "jax": "libtpu",  # of the extra `tpu`
     "tensorflow-datasets": "tensorflow_datasets",
-    "transformers": "transformers, safetensors, tokenizers",
 }
 # A package of the environment is imported plainly, except where it is there for some versions of Python only.
-ONLY_SOME = {"torch", "torchmetrics", "transformers", "netcal", "safetensors"}
+ONLY_SOME = {"torch", "torchmetrics", "transformers", "netcal"}
 ASKED = re.compile(r"""(?:importorskip|find_spec|lazily\.Package)\(\s*f?["']([\w.]+)["']""")
 
 
