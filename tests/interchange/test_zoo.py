@@ -89,7 +89,7 @@ def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     # timm builds the same from our config.json, and so do we.
     said = json.loads((tmp_path / "ours" / "config.json").read_text())
     again = zoo.build(said["architecture"], num_classes=5, **said["model_args"])
-    again.load_state_dict({n: torch.from_numpy(t) for n, t in after.items()}, strict=True)
+    again.load_state_dict({n: torch.from_numpy(np.array(t)) for n, t in after.items()}, strict=True)
     x = zoo.images(checkpoint.model_config)
     np.testing.assert_allclose(zoo.answer(again, x), zoo.answer(model, x), rtol=0, atol=1e-6)
     assert formats.read_checkpoint(tmp_path / "ours").model_config == checkpoint.model_config
