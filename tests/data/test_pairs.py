@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import sentencepiece
 import tensorflow_datasets as tfds
+import tokenizers
 
-from tests import lazily
 from tests.data.test_tar import image, write_tar
 from tests.data.tiny_tfds import write_tfds
 from vit_jax.base.errors import ConfigError
@@ -24,8 +24,6 @@ from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import ObjectiveContext, SavedObjective
 from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
 from vit_jax.training.assembly import resolve
-
-tokenizers = lazily.Package("tokenizers")
 
 ODD = (
     "", " ", "a", "A Dog!", "naïve café", "香蕉 and 🍌", "x" * 300, "tab\tnew\nline", "<eos>", "<pad> in text", "ß ﬁ İ",
