@@ -117,6 +117,7 @@ def sources(tmp_path_factory):
     def source(kind):
         folder = tmp_path_factory.mktemp("source") / "folder"
         if kind in OF_TIMM:
+            pytest.importorskip("torch")  # which timm needs
             name, arguments = OF_TIMM[kind]
             body = {"img_size": 12, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 4}
             return zoo.save(
