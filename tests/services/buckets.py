@@ -52,6 +52,7 @@ class Faults:
         *,
         status: int = 503,
         seconds: float = 5,
+        after: int = 0,
         every: int = 1,
         times: int | None = None,
         methods: tuple[str, ...] = _METHODS,
@@ -64,15 +65,16 @@ class Faults:
             forwarded), 'lost' (forwarded, then the connection is reset), 'stall' (forwarded after
             `seconds`, or once faults change), 'delay' (after a random time up to `seconds`), 'late'
             (forwarded at once, answered after such a time), 'truncate' (the connection ends after half of the body).
-          every: each so-many-th request that matches.
+          after: so many requests that match are spared first.
+          every: then each so-many-th of them.
           times: how often in all; by default until `clear`.
           methods: of the requests that match.
           path: a regular expression found in the path and query of the requests that match, or in the
             name of the object that they write.
         """
         self._faults.append(
-            {"kind": kind, "status": status, "seconds": seconds, "every": every, "times": times}
-            | {"methods": methods, "path": path}
+            {"kind": kind, "status": status, "seconds": seconds, "after": after, "every": every}
+            | {"times": times, "methods": methods, "path": path}
         )
         self._send()
 

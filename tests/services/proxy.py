@@ -94,8 +94,9 @@ class Proxy:
             wanted = re.search(fault["path"], urllib.parse.unquote(path))
             if wanted and method in fault["methods"]:
                 fault["seen"] += 1
-                left = fault["times"] is None or fault["seen"] <= fault["times"] * fault["every"]
-                if left and fault["seen"] % fault["every"] == 0:
+                turn = fault["seen"] - fault["after"]
+                left = fault["times"] is None or turn <= fault["times"] * fault["every"]
+                if left and turn > 0 and turn % fault["every"] == 0:
                     return fault
         return None
 
