@@ -226,7 +226,12 @@ def test_kills_at_any_time_cost_no_step_that_all_have_written(tmp_path):
         children = [
             start_saving(process, port, disks, workdir, logs[process]) for process in range(4)
         ]
-        until(lambda last=last: complete_step(disks) >= last + 3, children[0])
+
+        def all_saved(children=children, logs=logs, last=last) -> bool:
+            assert all(child.poll() is None for child in children), logs[0].read_text()
+            return complete_step(disks) >= last + 3
+
+        until(all_saved)
         time.sleep(random.uniform(0, 0.5))
         for child in children:
             child.kill()

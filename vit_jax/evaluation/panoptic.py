@@ -12,9 +12,8 @@ from vit_jax.evaluation import maps
 # IoU is counted in such parts, as integers: sums over hosts do not depend on their order.
 _UNIT = 2**40
 _CODES = 2**16  # of label maps
-_LEAST = (
-    2.0**-24
-)  # probability of a mask whose logit is finite in float32, as that of its complement
+# Probabilities from here to 1 minus this have logits that are finite in float32.
+_LEAST = 2.0**-24
 # Columns of counts: of IoU, and true positives, false ones, false negatives.
 SUM, TRUE, FALSE, MISSED = range(4)
 

@@ -1,5 +1,5 @@
-"""Templates of texts, in which the name of a class stands for {}: CLIP's, or those of a run, whose captions are like
-them.
+"""Prompt templates, such as "a photo of a {}", whose {} becomes the name of a class: CLIP's, or those of a run, which
+are like its captions.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ def check_templates(templates: Sequence[str], where: str) -> None:
 
 
 def with_run_templates(entries: Sequence, run_entries: Sequence) -> tuple:
-    """Entries of `config.eval.evaluators`, of which those that set no templates take those that the run's evaluator of
-    that name has: a text tower knows texts like the captions it has learned from.
+    """Entries of `config.eval.evaluators`, in which an evaluator without templates takes those of the run's evaluator
+    of its name: a text tower knows texts like the captions it has learned from.
 
     Args:
       entries: to evaluate now.
-      run_entries: what the run is evaluated by as it trains; those of them that are to be evaluated stay as they are.
+      run_entries: what the run is evaluated by as it trains. An entry that equals one of these stays as it is.
     """
     own = named_entries("eval.evaluators", run_entries)
     known = {name: given["templates"] for name, given in own[::-1] if "templates" in given}

@@ -377,8 +377,12 @@ def _fixed_teacher(source: FromCheckpoint, networks: Networks, config: Config) -
             f"the teacher {source.path} does not state how its images are normalised: convert it with "
             "'vit_jax convert', and set --config.data.mean and --config.data.std there"
         )
-    describe = {"image_size": checkpoint.model_config.image_size}
-    describe |= {"mean": prepared.mean, "std": prepared.std}
-    describe |= {"student_mean": config.data.mean, "student_std": config.data.std}
+    describe = {
+        "image_size": checkpoint.model_config.image_size,
+        "mean": prepared.mean,
+        "std": prepared.std,
+        "student_mean": config.data.mean,
+        "student_std": config.data.std,
+    }
     classes = checkpoint.classes if source.gives == "logits" else None
     return FixedTeacher(source.path, source.option, checkpoint.model_config, describe, classes)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.services.ports import free_port
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.download import _SECONDS, check_downloads, download
@@ -31,11 +32,6 @@ def server():
     """A port on this machine that answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        return closed.getsockname()[1]
 
 
 def test_imagenet_s_files_must_be_downloaded_by_hand_and_it_is_said_which_whence_and_where(

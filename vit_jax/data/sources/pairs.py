@@ -78,20 +78,22 @@ def open_pairs(config_data: Data) -> DataSet:
         )
     path = epath.Path(config_data.path).expanduser()
     if not (is_list := path.suffix.lower() in (*_JSON, ".csv")) or not path.exists():
-        listed = _list_in(path) if path.is_dir() else None
-        if listed is None and path.is_dir():
+        is_folder = path.is_dir()
+        names = sorted(places.names_in(path)) if is_folder else []
+        listed = _list_in(path, names)
+        if listed is None and is_folder:
             from vit_jax.data.sources import pairs_tfds
 
             if pairs_tfds.is_prepared(path):
                 return pairs_tfds.open_tfds_pairs(path, config_data)
-        if listed is None and (path.is_dir() or path.suffix == ".tar" or {*"*{"} & {*str(path)}):
-            from vit_jax.data.sources.pairs_tar import open_tars
-
-            if path.is_dir() and not any(path.glob("*.tar")):
+            if not any(name.endswith(".tar") for name in names):
                 raise ConfigError(
                     f"config.data.path = {config_data.path!r} has neither tar files nor a list of images and captions: "
                     f"write one, such as {_USUAL[0]} with the columns path and caption"
                 )
+        if listed is None and (is_folder or path.suffix == ".tar" or {*"*{"} & {*str(path)}):
+            from vit_jax.data.sources.pairs_tar import open_tars
+
             return open_tars(config_data)
         if listed is None:
             hint = "" if is_list else "; it must be a CSV, a JSON lines file, a folder or tar files"
@@ -109,9 +111,8 @@ def open_pairs(config_data: Data) -> DataSet:
     return table.data_set(make)
 
 
-def _list_in(folder: epath.Path) -> epath.Path | None:
-    """The list of pairs in a folder; `None` if it has none."""
-    names = sorted(places.names_in(folder))
+def _list_in(folder: epath.Path, names: list[str]) -> epath.Path | None:
+    """The list of pairs among the files in a folder; `None` if there is none."""
     usual = [name for name in _USUAL if name in names]
     others = [name for name in names if epath.Path(name).suffix.lower() in (".jsonl", ".csv")]
     if not usual and len(others) > 1:
