@@ -71,6 +71,7 @@ READERS = {
     "launch/": ("tests/launch/test_scripts.py",),
     "tools/": (),
     "tests/golden/": ("tests/planning/test_golden.py",),
+    "tests/stored_runs/": ("tests/test_stored_runs.py",),
 }
 
 
