@@ -1,6 +1,7 @@
 """How processes find each other, agree, and tell who is missing."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -94,6 +95,48 @@ def test_three_processes_agree_and_tell_who_does_not_come():
         assert lines[1] == "waited 0.1 minutes for the others at 'lunch': no sign of process 2"
     # None is in JAX's own code while Python ends, which would abort the process.
     assert [lines[-1] for lines in told] == ["MainThread"] * 3
+
+
+def test_a_held_port_is_a_sentence_of_process_0_final_at_a_first_start_only():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", free_port()))
+        held.listen()
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        code = f"""
+import sys
+from vit_jax.base.errors import UserError
+from vit_jax.devices import processes
+try:
+    processes.initialize({address!r}, 2, 0, wait_minutes=0.1)
+except UserError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+        for restarts, expected in (("0", 2), ("1", 42)):
+            ended = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE,
+                env=os.environ | {"VIT_JAX_RESTARTS": restarts},
+            )  # fmt: skip
+            assert ended.returncode == expected, ended.stderr
+            assert f"cannot listen on the port {address.rpartition(':')[2]}" in ended.stdout
+
+
+def test_process_0_whose_others_do_not_come_ends_with_a_sentence():
+    address = f"127.0.0.1:{free_port()}"
+    code = f"from vit_jax.devices import processes; processes.initialize({address!r}, 2, 0, wait_minutes=0.03)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert ended.returncode == 42, ended.stderr
+    assert "waited 0.03 minutes for the other processes" in ended.stderr
+
+
+def test_an_evaluation_joins_no_run_that_only_its_environment_names(monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    processes.initialize(from_environment=False)
+    assert processes.count() == 1
 
 
 def test_a_process_whose_others_do_not_come_says_so_and_asks_for_another_start():

@@ -218,7 +218,7 @@ def test_four_processes_count_what_one_counts_where_batches_do_not_divide_the_se
         entries = ("accuracy", ("classification", {"out": str(out), "images": True}), "knn")
         run = Hosts(
             tmp_path / f"of_{processes}",
-            [sys.executable, "-m", "vit_jax", "evaluate", f"--checkpoint={one_process}", "--json",
+            [sys.executable, "-m", "vit_jax", "evaluate", f"--checkpoint={one_process}", "--json", "--coordinator=auto",
              f"--config.eval.evaluators={entries}", "--config.batch_size=24"],
             processes, devices=1,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vit_jax.base import starts
 from vit_jax.base.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -250,9 +251,7 @@ def _role(address: str) -> str:
 
 def _no_network(problem: str) -> UserError:
     """The user's error where nothing answers. A first start that ended with 42 would be made a hundred times."""
-    restarts = os.environ.get("VIT_JAX_RESTARTS") or os.environ.get("SLURM_RESTART_COUNT")
-    # In a pod of Kubernetes that does not say, it may be any start.
-    if int(restarts or 0) or (restarts is None and "KUBERNETES_SERVICE_HOST" in os.environ):
+    if starts.is_restart():
         return Unreachable(f"{problem}: check the network, and start again")
     return ConfigError(
         f"{problem}: this machine has no network to it; check its network and proxy settings, on Google Cloud that "

@@ -13,6 +13,7 @@ the other processes wait for a commit until their time is up, also when it has f
 
 import asyncio
 import concurrent.futures
+import errno
 import json
 import os
 import threading
@@ -191,6 +192,8 @@ class Committer:
                 _in_thread(lambda: _complete(loop))
             else:
                 _complete(loop)
+        if processes.count() > 1:
+            places.write_whole(unfinished / _mark_of(processes.index()), "")
 
     def _commit_in_time(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         if processes.index():
@@ -208,6 +211,7 @@ class Committer:
 
     def _commit_now(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         self._before_commit()
+        _check_parts(unfinished)
         for name, handler in self._handlers.items():
             handler.finalize(unfinished / name)
             # Orbax's readers of an item in a bucket expect it there too.
@@ -249,6 +253,28 @@ class Committer:
         if bug:  # The others know by now, and do not wait.
             raise bug
         return failed
+
+
+def _mark_of(process: int) -> str:
+    """The file that a process leaves in an unfinished checkpoint when it has written its shards."""
+    return f".written-{process}"
+
+
+def _check_parts(unfinished: epath.Path) -> None:
+    """Raises `OSError` unless the shards of all processes are in the folder of process 0; removes their marks."""
+    if processes.count() == 1:
+        return
+    marks = [_mark_of(process) for process in range(processes.count())]
+    missing = sorted(set(marks) - set(places.names_in(unfinished)))
+    if missing:
+        absent = ", ".join(mark.rpartition("-")[2] for mark in missing)
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"the shards of process {absent} are not there; do all hosts see this folder",
+            str(unfinished),
+        )
+    for mark in marks:
+        (unfinished / mark).unlink()
 
 
 def _complete(loop: asyncio.AbstractEventLoop) -> None:

@@ -149,7 +149,11 @@ def define_hosts() -> None:
     """Flags of a run of several processes; see `processes.initialize` for what is found without
     them.
     """
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if the run has several")
+    flags.DEFINE_string(
+        "coordinator",
+        None,
+        "HOST:PORT of process 0, if the run has several; auto: as the environment says (SLURM, TPU pods, …)",
+    )
     flags.DEFINE_integer("num_processes", None, "how many processes the run has", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
     flags.DEFINE_bool(

@@ -14,6 +14,7 @@ import faulthandler
 import itertools
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -22,11 +23,12 @@ import traceback
 import jax
 from jax._src import distributed as jax_distributed  # its client has no public name
 
-from vit_jax.base import logs
-from vit_jax.base.errors import UserError
+from vit_jax.base import logs, starts
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.devices import engines, gpus
 
 START_AGAIN = 42
+AUTO = "auto"  # the coordinator that the environment names
 HEARTBEAT_SECONDS = 60
 WAIT_MINUTES = 20.0
 _FAILURE = "vit_jax/failure"
@@ -49,6 +51,7 @@ def initialize(
     *,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     wait_minutes: float = WAIT_MINUTES,
+    from_environment: bool = True,
 ) -> None:
     """Joins the run's other processes; before any device is used, and once.
 
@@ -66,12 +69,19 @@ def initialize(
       heartbeat_seconds: a process that gave no sign of life for this long is taken for dead, and
         all others end.
       wait_minutes: how long to wait for the others to join; after that, exit code 42.
+      from_environment: whether a process without a coordinator joins the run that its environment names (2). An
+        evaluation does not: in the shell of a worker it would join the run of that worker, and end it.
 
     Raises:
-      ConfigError: only some of the three are given, or they make no sense.
+      ConfigError: only some of the three are given, or they make no sense; or the coordinator's port is held, at the
+        first start of a run.
       HostsError: the others cannot be joined.
     """
     gpus.reserve_memory(os.environ)
+    if coordinator is None and not from_environment:
+        return
+    if coordinator == AUTO:
+        coordinator = None
     place = engines.find_place(coordinator, num_processes, process_id)
     if place is None:
         return
@@ -79,12 +89,14 @@ def initialize(
         f"waited {wait_minutes:g} minutes for the other processes of {place.where}, and some did not come. "
         "Is each of them started, with the same --coordinator and --num_processes?"
     )
-    # JAX itself would abort, and say less.
-    late = threading.Timer(wait_minutes * 60, abort_all, (message, START_AGAIN))
+    # JAX itself would abort, and say less. Its client is not connected yet, so that this process ends by itself.
+    late = threading.Timer(wait_minutes * 60, _end_alone, (message, START_AGAIN))
     late.daemon = True
     late.start()
     try:
         address = place.find_coordinator(round(wait_minutes * 60))
+        if place.process_id == 0:
+            _check_port(address)
         jax.distributed.initialize(
             address,
             place.num_processes,
@@ -144,6 +156,27 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
     if index() == 0:
         _client().key_value_delete(folder)
     return [answers[f"{folder}/{process}"] for process in range(count())]
+
+
+def share_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
+    """The value that process 0 passes, in all processes, at the cost of one message for each of them, however large the
+    value is; `broadcast_from_first` also sends the values of all others.
+
+    Raises:
+      HostsError: process 0 does not share it in time.
+    """
+    if count() == 1:
+        return value
+    key = f"vit_jax/shared/{name}/{next(_turns[f'shared/{name}'])}"
+    try:
+        if index() == 0:
+            _client().key_value_set(key, value)
+            return value
+        return _client().blocking_key_value_get(key, round(minutes * 60_000))
+    except jax.errors.JaxRuntimeError as error:
+        raise HostsError(
+            f"waited {minutes:g} minutes for process 0 at {name!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def broadcast_from_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
@@ -221,6 +254,32 @@ def abort_all_on_error(error: BaseException) -> None:
     abort_all(f"{type(error).__name__}: {str(error) or 'no message'}".splitlines()[0], 1)
 
 
+def _end_alone(message: str, code: int) -> None:
+    """Ends this process at once, and no other."""
+    _say(message, stacks=False)
+    _exit(code)
+
+
+def _check_port(address: str) -> None:
+    """Raises an error if process 0 cannot listen on the coordinator's port. JAX's own server crashes there, or shares
+    the port with the server of another run.
+    """
+    port = int(address.rpartition(":")[2])
+    bind_address = _bind_address(address)
+    host = bind_address.rpartition(":")[0].strip("[]") if bind_address else ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            failure = HostsError if starts.is_restart() else ConfigError
+            raise failure(
+                f"process 0 cannot listen on the port {port} of --coordinator={address}: {error.strerror}. Is another "
+                "run, or an earlier start of this one, still there? End it, or choose another port in all processes"
+            ) from error
+
+
 def _bind_address(coordinator: str) -> str | None:
     """The address on which process 0 listens in a run on one machine: JAX would listen on all
     interfaces. `None` leaves it to JAX.
@@ -274,7 +333,9 @@ def _end(failure: dict, own: str = "") -> None:
     message = failure["message"]
     if failure["process"] != index():
         message = f"process {failure['process']} ended the run: {message}"
-        if own:
+        if own == failure["message"]:
+            message = own
+        elif own:
             message = f"{own}\n{message}"
     _say(message, failure["stacks"])
     code = failure["code"]

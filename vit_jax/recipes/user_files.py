@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # How recipes of `to_python` register files: `register` up to version 0.2.
 _REGISTER = ("register_file", "register")
+# Files that were run, see `loaded_files`.
+_LOADED: set[pathlib.Path] = set()
 
 
 def load_config(spec: str) -> "RunConfig":
@@ -146,6 +148,15 @@ def registered_by(recipe: epath.Path) -> list[str]:
     ]
 
 
+def loaded_files() -> list[pathlib.Path]:
+    """The recipes and registered files that this process has run, and the neighbours that they have imported."""
+    folders = {file.parent for file in _LOADED}
+    modules = list(sys.modules.values())
+    files = [getattr(module, "__file__", None) for module in modules]
+    paths = {pathlib.Path(file) for file in files if file}
+    return sorted(_LOADED | {path for path in paths if path.parent in folders})
+
+
 def outside(definitions: Iterable) -> list[str]:
     """The files outside of the package that define some of these classes or functions."""
     modules = [sys.modules.get(definition.__module__) for definition in definitions]
@@ -196,6 +207,7 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
         raise ConfigError(f"{where}: {path} is no Python file: its name must end in .py")
     # Dataclasses of the file, such as a family's config, look up their types here.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    _LOADED.add(path.resolve())
     try:
         spec.loader.exec_module(module)
     except UserError:

@@ -19,7 +19,7 @@ from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import EvaluatedModel
-from vit_jax.training import preflight
+from vit_jax.training import agreement, preflight
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh, resolve
 from vit_jax.training.guards import check_batch, make_deterministic, make_workdir
@@ -84,6 +84,7 @@ def train(
     assembly = assembly_for(config, source)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     preflight.check_run(assembly, source, suite, workdir)
+    agreement.check_run_agrees(assembly, source, suite)
     programs = Programs(config.compilation_cache, workdir)
     mesh = make_mesh(config)
     check_batch(config, mesh)
@@ -93,7 +94,9 @@ def train(
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
         suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
+    agreement.check_devices_agree(config)
     make_workdir(workdir)
+    agreement.check_workdir_is_shared(workdir, config.hosts.wait_minutes)
     programs.fetch()
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
