@@ -19,6 +19,7 @@ from vit_jax.recipes import shipped
 
 IMAGE_BYTES = 110e3  # of a file, more or less; for what reading from another region costs
 _SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
+LOCAL_FOLDERS = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")  # of each machine by their nature
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -100,6 +101,12 @@ def _check_workdir(name: str, workdir: str | None, site: Site) -> None:
                 f"--workdir={workdir}: {folder} is mounted to be read only; set "
                 f"--workdir={address}{workdir.removeprefix(folder)}"
             )
+    if site.remote and workdir.startswith(LOCAL_FOLDERS):
+        print(
+            f"vit_jax launch: warning: --workdir={workdir} is a folder that each machine usually has for itself: "
+            "unless all see the same one, the run ends with 2 before its first step. Set a folder on a network disk",
+            file=sys.stderr,
+        )
     if site.remote and not workdir.startswith("gs://"):
         if workdir.startswith("s3://"):
             raise ConfigError(f"--workdir={workdir}: checkpoints cannot be saved in S3; set gs://…")

@@ -57,4 +57,11 @@ def start(
         checked = checking.check_command(command, site, options.price_per_chip_hour)
         for line in checked.lines:
             print(f"# {line}")
-    engine.start(action, options, command, further, checked)
+    engine.start(action, options, joining_others(command), further, checked)
+
+
+def joining_others(command: list[str]) -> list[str]:
+    """The command for several hosts: `evaluate` joins other processes only where a flag says so."""
+    if command[:1] != ["evaluate"] or any(word.startswith("--coordinator") for word in command):
+        return command
+    return [*command, "--coordinator=auto"]

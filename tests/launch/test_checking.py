@@ -137,3 +137,25 @@ def test_the_command_is_planned_for_slices_of_a_tpu(tmp_path):
     text = "\n".join(found.lines)
     for part in ("memory of a device", "hours on 8 chips of 2 hosts", "chip-hours, cost"):
         assert part in text
+
+
+def test_a_launched_evaluation_joins_the_processes_that_its_engine_starts():
+    from launch.main import joining_others
+
+    assert joining_others(["evaluate", "--checkpoint=x"])[-1] == "--coordinator=auto"
+    given = ["evaluate", "--checkpoint=x", "--coordinator=h:1"]
+    assert joining_others(given) == given
+    assert joining_others(["train", "--workdir=x"]) == ["train", "--workdir=x"]
+
+
+def test_a_workdir_that_each_machine_has_for_itself_is_warned_of(capsys):
+    from launch import checking
+
+    site = checking.Site(shared_disk=True)
+    checking._check_workdir("train", "/tmp/run", site)
+    assert (
+        "--workdir=/tmp/run is a folder that each machine usually has for itself"
+        in capsys.readouterr().err
+    )
+    checking._check_workdir("train", "/shared/run", site)
+    assert capsys.readouterr().err == ""
