@@ -1,6 +1,8 @@
 """What a path is, and the primitives on it: the same in a folder and in buckets."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from etils import epath
@@ -81,3 +83,29 @@ def test_what_is_no_path_is_refused_before_anything_is_asked(text, problem):
 def test_a_bucket_that_does_not_exist_is_reported(scheme, cloud_storage, s3):
     with pytest.raises(ConfigError, match=f"--workdir={scheme}://nowhere: there is no such bucket"):
         places.locate(f"{scheme}://nowhere/run", "--workdir")
+
+
+def test_without_a_home_no_folder_called_tilde_is_made(tmp_path):
+    code = """
+import os
+from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
+os.setuid(12345)
+assert not places.has_home()
+for path in ("~/x", "~"):
+    for function in (places.locate, places.absolute):
+        try:
+            print(function(path, "--workdir"))
+        except ConfigError as error:
+            print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    if os.getuid():
+        pytest.skip("only root can take the number of a user without an entry")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    assert all(line.startswith("--workdir=~") and "set HOME" in line for line in lines)
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -252,3 +253,34 @@ def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_confi
     options["checkpoint__on_config_change"] = "allow"  # a longer run
     vit_jax.train(tiny_config(**options), tmp_path)
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
+
+
+def test_a_lock_that_cannot_be_opened_is_a_sentence_that_names_it(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    folder = epath.Path(tmp_path)
+    with pytest.raises(UserError, match=r"the lock .*/\.lock cannot be opened"), lock.Lock(folder):
+        pass
+    assert not lock.is_held(folder)
+
+
+PRINTED = """
+import sys
+from vit_jax.commands import exit_codes
+with exit_codes.report_errors():
+    if sys.argv[1] == "saved":
+        with exit_codes.printing_what_is_saved("RUN/result.json"):
+            print("trained")
+    else:
+        print("shown")
+"""
+
+
+@pytest.mark.parametrize("kind, code", [("saved", 0), ("printed", 1)])
+def test_a_full_disk_behind_the_output_fails_only_commands_whose_result_is_their_output(kind, code):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTED, kind], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("RUN/result.json" in done.stderr) == (kind == "saved")

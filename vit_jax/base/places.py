@@ -67,12 +67,35 @@ def locate(path: epath.PathLike, field: str = "", *, instead: str = "") -> epath
     field = f"{field}=" if field else ""
     text = _resolved(os.fspath(path), field)
     if not in_bucket(text):
-        return epath.Path(text).expanduser().absolute()
+        return expanded(text, field).absolute()
     if instead:
         raise ConfigError(f"{field}{text}: must be a local path: {instead}")
     buckets.check_name(text, field)
     buckets.check_reachable(text, field)
     return epath.Path(text)
+
+
+def expanded(path: epath.PathLike, field: str = "") -> epath.Path:
+    """A local path with `~` expanded.
+
+    Args:
+      field: the flag or config field with '=', for messages.
+
+    Raises:
+      ConfigError: the user's home folder is not known. Python would make a folder that is called `~`.
+    """
+    text = os.path.expanduser(os.fspath(path))
+    if text.partition("/")[0].startswith("~"):
+        raise ConfigError(
+            f"{field}{text}: the home folder is not known, for HOME is not set and this user has no entry in the "
+            "system's list: set HOME, or an absolute path"
+        )
+    return epath.Path(text)
+
+
+def has_home() -> bool:
+    """Whether the user's home folder is known."""
+    return not os.path.expanduser("~").startswith("~")
 
 
 def absolute(path: str, field: str = "") -> str:
@@ -84,10 +107,11 @@ def absolute(path: str, field: str = "") -> str:
     """
     if not path:
         return path
-    path = _resolved(path, f"{field}=" if field else "")
+    field = f"{field}=" if field else ""
+    path = _resolved(path, field)
     if in_bucket(path):
         return path
-    place = epath.Path(path).expanduser()
+    place = expanded(path, field)
     return str(place.resolve() if ".." in place.parts else place.absolute())
 
 

@@ -6,6 +6,7 @@ start me again; 130 stopped by Ctrl-C with nothing to save; 141 the reader of th
 """
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -40,7 +41,7 @@ def report_errors() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            _flush_output()
     except flags.Error as error:
         fail(str(error), USAGE)
     except UserError as error:
@@ -60,6 +61,26 @@ def report_errors() -> Iterator[None]:
         end_at_once_when_interrupted()  # What Python does before it exits needs no traceback.
 
 
+@contextlib.contextmanager
+def printing_what_is_saved(file: str) -> Iterator[None]:
+    """Prints the result of work that is done and saved: a full disk behind standard output does not make it fail.
+
+    Args:
+      file: has the result too, for the message.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(
+            f"vit_jax: the result cannot be printed ({error.strerror}); it is in {file}",
+            file=sys.stderr,
+        )
+        _discard_output()
+
+
 def end_at_once_when_interrupted() -> None:
     """From now on Ctrl-C ends the process silently, as SIGTERM does. For code that handles the
     first signal itself (`training/upkeep/preemption.py`): the second must not wait for Python.
@@ -76,7 +97,20 @@ def fail(message: str, code: int) -> None:
 
 def as_user_error(error: BaseException) -> UserError | None:
     """The sentence for an error of the machine or of storage; `None` for any other."""
-    return out_of_memory(error) or limits.as_user_error(error) or buckets.as_user_error(error)
+    return (
+        out_of_memory(error)
+        or out_of_space(error)
+        or limits.as_user_error(error)
+        or buckets.as_user_error(error)
+    )
+
+
+def out_of_space(error: BaseException) -> UserError | None:
+    """The sentence for a full disk behind an open file, such as standard output; `None` for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = error.filename or "the disk that standard output, or a file of this command, goes to"
+    return UserError(f"{error.strerror}: free {where}")
 
 
 def out_of_memory(error: BaseException) -> OutOfMemory | None:
@@ -93,6 +127,26 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
         "(config.accumulate=4); recomputing activations (config.model.remat=full); parameters cut "
         "over several devices (config.mesh.fsdp). 'vit_jax plan' counts what a step needs"
     )
+
+
+def _flush_output() -> None:
+    """Writes the rest of standard output. Raises `UserError` if it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise UserError(
+            f"standard output cannot be written ({error.strerror}): free the disk that it goes to"
+        ) from error
+
+
+def _discard_output() -> None:
+    """Drops the text in the buffer of standard output, which Python would write once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _reader_is_gone() -> bool:

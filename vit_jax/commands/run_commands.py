@@ -81,7 +81,8 @@ def train() -> None:
         if FLAGS.report:
             result["report"] = _report_of(process)
             line += f"\nreport: {result['report']}"
-        cli.print_result(result, line, process)
+        with exit_codes.printing_what_is_saved(f"{FLAGS.workdir}/result.json"):
+            cli.print_result(result, line, process)
 
 
 def _check_classifies(config: "ConfigDict") -> None:

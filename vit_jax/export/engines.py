@@ -151,7 +151,7 @@ class _Export:
         onnx.check_installed()
         self._run, self._data = run, data
         self._program = exports.logits_program(run, data)
-        folder = pathlib.Path(HOME).expanduser()
+        folder = pathlib.Path(places.expanded(HOME, "the folder of exports, "))
         self._file = folder / f"{_fingerprint(run, data)}{onnx.SUFFIX}"
         self._notes = self._file.with_suffix(".json")
         if not self._file.exists():

@@ -43,7 +43,9 @@ def fetch(address: str, sha256: str = "") -> epath.Path:
     if not name:
         raise ConfigError(f"{address} names no file")
     key = hashlib.sha256(f"{address}#{sha256}".encode()).hexdigest()[:24]
-    cache = epath.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    cache = places.expanded(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "the folder of downloads, "
+    )
     folder = cache / "vit_jax" / "downloads" / key
     folder.mkdir(parents=True, exist_ok=True)
     # Processes of one machine wait for the first of them.

@@ -349,12 +349,13 @@ def _cache_folder() -> pathlib.Path:
     Raises:
       UserError: there is no place for it.
     """
-    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = home / "vit_jax" / "indices"
-    with contextlib.suppress(OSError):  # a container whose user has no home
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.access(folder, os.W_OK):
-        return folder
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not home.startswith("~"):
+        folder = pathlib.Path(home) / "vit_jax" / "indices"
+        with contextlib.suppress(OSError):  # a container whose user has no home
+            folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
     instead = pathlib.Path(tempfile.gettempdir()) / f"vit_jax-indices-{os.getuid()}"
     instead.mkdir(mode=0o700, exist_ok=True)
     about = instead.lstat()

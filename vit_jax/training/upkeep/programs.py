@@ -53,6 +53,11 @@ class Programs:
         if directory == AUTO and jax.default_backend() == "cpu" and jax.local_device_count() > 1:
             logging.info("compiled programs are not kept: simulated devices need new ones")
             return
+        if directory == AUTO and not places.has_home():
+            logging.info(
+                "compiled programs are not kept: the home folder is not known (HOME is not set)"
+            )
+            return
         shared = processes.count() > 1 or places.in_bucket(workdir)
         if directory != AUTO or not shared:
             guards.use_compilation_cache(HOME if directory == AUTO else directory)

@@ -198,7 +198,8 @@ class Profiler:
 
     def __init__(self, steps: tuple[int, int] | tuple[()], folder: epath.Path):
         self._first, self._last = steps or (0, 0)
-        self._folder = folder
+        # A trace is named by its host, which may have several processes.
+        self._folder = folder / f"process-{jax.process_index()}" if jax.process_index() else folder
         # JAX writes traces to local folders only.
         self._local = tempfile.mkdtemp() if steps and places.in_bucket(folder) else None
 
