@@ -64,6 +64,9 @@ def test_every_message_about_an_extra_uses_the_one_sentence_and_names_one_that_t
 def test_all_files_have_the_address_of_the_repository_that_is_in_the_code():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "launch").rglob("*")]
     for page in (page for page in pages if page.is_file() and page.suffix != ".pyc"):
+        assert "HOST/OWNER" not in page.read_text(), (
+            f"{page}: nobody can run a command with a placeholder"
+        )
         for address in re.findall(r"git\+(\w+://[^\s'\"`@]+)", page.read_text()):
             assert address.rstrip("/").removesuffix(".git") == REPOSITORY, page
     done = subprocess.run(
