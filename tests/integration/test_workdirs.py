@@ -255,13 +255,6 @@ def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_confi
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
 
 
-def test_a_lock_that_cannot_be_opened_is_a_sentence_that_names_it(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    folder = epath.Path(tmp_path)
-    with pytest.raises(UserError, match=r"the lock .*/\.lock cannot be opened"), lock.Lock(folder):
-        pass
-    assert not lock.is_held(folder)
-
 
 PRINTED = """
 import sys

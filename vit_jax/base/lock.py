@@ -11,7 +11,6 @@ seen, and the bucket refuses all but the first: however late answers are, one al
 import fcntl
 import json
 import os
-import pwd
 import socket
 import threading
 import time
@@ -22,7 +21,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import UserError
 
 NAME = ".lock"
 _RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
@@ -98,13 +97,7 @@ class Lock:
             logging.warning("%s cannot be removed: %s", self._path, buckets.reason(error))
 
     def _take(self) -> bool:
-        try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        except (PermissionError, IsADirectoryError) as error:
-            raise ConfigError(
-                f"the lock {self._path} cannot be opened ({error.strerror}){_owner_of(self._path)}: use another "
-                "folder, or have the file removed if no run trains there"
-            ) from error
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -194,10 +187,8 @@ def is_held(folder: epath.Path, name: str = NAME) -> bool:
         return held is not None and not _is_free(path, held)
     try:
         file = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         return False
-    except PermissionError:  # It may be held.
-        return True
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -207,14 +198,6 @@ def is_held(folder: epath.Path, name: str = NAME) -> bool:
     finally:
         os.close(file)
     return False
-
-
-def _owner_of(path: epath.Path) -> str:
-    """', which belongs to NAME' for a file that can be seen, else ''."""
-    try:
-        return f", which belongs to {pwd.getpwuid(os.stat(path).st_uid).pw_name}"
-    except (OSError, KeyError):  # unseen, or of a user without a name
-        return ""
 
 
 def _look(path: epath.Path) -> tuple[dict | None, str]:

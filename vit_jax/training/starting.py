@@ -25,11 +25,6 @@ from vit_jax.training.upkeep.clock import KINDS
 if TYPE_CHECKING:
     from vit_jax.checkpoints.tiers import LocalTier
 
-# Fields that say how many examples a step has. The position of a run is a number of steps.
-EXAMPLES_OF_A_STEP = (
-    "config.batch_size", "config.data.repeats", "config.data.native_tokens", "config.data.native_lengths",
-    "config.data.native_budget", "config.data.native_multiple",
-)  # fmt: skip
 # What is worth knowing of the time that it takes.
 _INITIALISING = "XLA first compiles the program for that, in seconds on an idle machine, in minutes on a busy one"
 
@@ -67,7 +62,6 @@ class Start:
         )
         if restored:
             step, parts = restored
-            self._check_not_beyond_end(step)
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
             state = self.like.with_parts(parts)
             if state.base is not None:
@@ -86,17 +80,6 @@ class Start:
             state = _with_anchor(self.assembly, state)
         self._check_base(state)
         return self._with_teachers(state)
-
-    def _check_not_beyond_end(self, step: int) -> None:
-        """Raises `ConfigError` if the run was made so short that it would have ended before the restored step."""
-        total = self.assembly.total_steps
-        duration = self.assembly.config.duration
-        saved_duration = self.saved["config"]["duration"]
-        if step > total and duration != saved_duration:
-            raise ConfigError(
-                f"the run is at step {step}, and config.duration = {duration!r} ends at step {total}: set "
-                f"{saved_duration!r}, with which it began, or a longer duration"
-            )
 
     def _restored_locally(self, steps: list[int]) -> tuple[int, dict] | None:
         """The state on local disks, if it is newer than the good checkpoints of `steps` in the workdir."""
@@ -168,13 +151,6 @@ def check_same_run(config: Config, saved: dict, description: dict) -> None:
     if config.checkpoint.on_config_change == "error":
         raise ConfigError(
             f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
-        )
-    moved = [change for change in changed if change.partition(":")[0] in EXAMPLES_OF_A_STEP]
-    if moved:
-        raise ConfigError(
-            f"{'; '.join(moved)}: a step would have another number of examples, and the position of a run is its "
-            "number of steps, so that examples would be repeated or passed over and the schedule would move. Set the "
-            "earlier value, or begin another --workdir with --config.init_from=EARLIER_WORKDIR"
         )
     if jax.process_index() == 0:
         logging.warning("%s; continuing, as config.checkpoint.on_config_change says", message)
