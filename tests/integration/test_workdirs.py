@@ -18,7 +18,7 @@ import vit_jax
 from tests.repeats import slow_unless
 from tests.waiting import PATIENCE, until
 from vit_jax.base import lock
-from vit_jax.base.errors import UserError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import committing, descriptions, reading
 from vit_jax.devices import processes
 from vit_jax.training import guards
@@ -252,3 +252,20 @@ def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_confi
     options["checkpoint__on_config_change"] = "allow"  # a longer run
     vit_jax.train(tiny_config(**options), tmp_path)
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
+
+
+def test_a_resume_with_another_batch_or_a_past_end_is_refused_even_if_changes_are_allowed(
+    finished_run, tmp_path
+):
+    workdir = epath.Path(shutil.copytree(finished_run.workdir, tmp_path / "run"))
+    config = finished_run.config.copy_and_resolve_references()
+    config.checkpoint.on_config_change = "allow"
+    size = config.batch_size
+    config.batch_size = size // 2
+    with pytest.raises(ConfigError, match=f"batch_size = {size // 2} differs from {size}, .* 12"):
+        vit_jax.train(config, workdir)
+    config.batch_size = size
+    config.duration = "7 steps"
+    with pytest.raises(ConfigError, match="at step 12, .* '7 steps' ends at step 7"):
+        vit_jax.train(config, workdir)
+    assert reading.saved_steps(workdir / "checkpoints") == [4, 8, 12]
