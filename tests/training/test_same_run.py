@@ -6,11 +6,14 @@ import pathlib
 import numpy as np
 import pytest
 
+from vit_jax.base import durations, schema
+from vit_jax.base.durations import normal
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources import fingerprint
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields, few_other_images
+from vit_jax.training.normal_forms import forms
 from vit_jax.training.positions import check_position
 
 RECIPE = str(pathlib.Path(__file__).resolve().parents[2] / "configs/digits.py")
@@ -142,6 +145,33 @@ def test_a_tokenizer_of_other_tokens_is_another_run_and_an_earlier_version_kept_
     assert changed == "config.objective.tokenizer_digest: '0123' -> 'bytes'"
     del objective["tokenizer_digest"]
     assert changed_fields(before, now) == []
+
+
+def test_another_spelling_of_a_duration_or_a_size_is_no_change_and_another_value_is(tmp_path):
+    before, now = described(config(tmp_path)), described(config(tmp_path))
+    before["config"] |= {"duration": "40 steps"}
+    before["config"]["optim"] |= {"warmup": "2 epochs", "boundaries": ["30%", "60 %"]}
+    before["config"]["data"]["image_size"] = 224
+    now["config"] |= {"duration": "40steps"}
+    now["config"]["optim"] |= {"warmup": "2epoch", "boundaries": ["30percent", "60%"]}
+    for same in ("224", "224x224", [224, 224]):
+        now["config"]["data"]["image_size"] = same
+        assert changed_fields(before, now) == changed_fields(now, before) == [], same
+    now["config"]["data"]["image_size"] = "224x448"
+    now["config"]["duration"] = "41steps"
+    assert changed_fields(before, now) == [
+        "config.data.image_size: 224 -> '224x448'",
+        "config.duration: '40 steps' -> '41steps'",
+    ]
+
+
+def test_every_duration_of_a_config_is_compared_in_its_normal_form(tmp_path):
+    resolved = resolve(config(tmp_path))
+    spelled = {name for name, form in forms(type(resolved)).items() if form is normal}
+    for name, field in schema.walk(type(resolved)):
+        parser = field.metadata["parse"]
+        assert (name in spelled) == (parser is durations.parse), name
+    assert {"duration", "optim.warmup", "optim.timescale"} <= spelled
 
 
 def position_error(before, now, step=40, total_steps=80):
