@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.base.durations import steps
+from vit_jax.base.durations import normal, steps
 from vit_jax.base.errors import ConfigError
 
 IMAGENET = 1_281_167
@@ -36,6 +36,27 @@ def imagenet(duration, total_steps=None):
 )
 def test_any_unit_becomes_steps(duration, expected):
     assert imagenet(duration) == expected
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ("40 steps", "40steps", " 40 Step ", "40", 40, "4e1 steps", "4_0 steps"),
+        ("2 epochs", "2epochs", "2 epoch", "2.0 epochs"),
+        ("5%", "5 %", "5 percent"),
+        ("10 epochs, at least 300 steps", "300, at least 10epochs"),
+        ("0 steps", "0", 0, "0 epochs"),
+    ],
+)
+def test_all_spellings_of_a_duration_have_one_normal_form_that_is_the_same_duration(same):
+    (form,) = set(map(normal, same))
+    assert normal(form) == form
+    assert imagenet(form, 5000) == imagenet(same[0], 5000)
+
+
+def test_durations_that_differ_have_other_normal_forms():
+    other = ("1 steps", "2 steps", "1 epochs", "1 examples", "1%", "1.5 epochs")
+    assert len(set(map(normal, other))) == len(other)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -18,8 +19,8 @@ from etils import epath
 import vit_jax
 from tests.repeats import slow_unless
 from tests.waiting import PATIENCE, until
-from vit_jax.base import lock
-from vit_jax.base.errors import UserError
+from vit_jax.base import buckets, lock
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import committing, descriptions, reading
 from vit_jax.devices import processes
 from vit_jax.training import guards
@@ -255,7 +256,6 @@ def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_confi
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
 
 
-
 PRINTED = """
 import sys
 from vit_jax.commands import exit_codes
@@ -277,3 +277,83 @@ def test_a_full_disk_behind_the_output_fails_only_commands_whose_result_is_their
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert ("RUN/result.json" in done.stderr) == (kind == "saved")
+
+
+def test_a_resume_with_another_batch_or_a_past_end_is_refused_even_if_changes_are_allowed(
+    finished_run, tmp_path
+):
+    workdir = epath.Path(shutil.copytree(finished_run.workdir, tmp_path / "run"))
+    config = finished_run.config.copy_and_resolve_references()
+    config.checkpoint.on_config_change = "allow"
+    size = config.batch_size
+    config.batch_size = size // 2
+    with pytest.raises(ConfigError, match=f"batch_size = {size // 2} differs from {size}, .* 12"):
+        vit_jax.train(config, workdir)
+    config.batch_size = size
+    config.duration = "7 steps"
+    with pytest.raises(ConfigError, match="at step 12, .* '7 steps' ends at step 7"):
+        vit_jax.train(config, workdir)
+    assert reading.saved_steps(workdir / "checkpoints") == [4, 8, 12]
+
+
+_AS_NOBODY = """
+import os, sys
+from etils import epath
+from vit_jax.base import lock
+if os.getuid() == 0:
+    os.setuid(65534)
+folder = epath.Path(sys.argv[1])
+try:
+    lock.Lock(folder, patience=0.0).__enter__()
+except lock.Unusable as error:
+    print(f"exit code {error.exit_code}: {error}")
+print(f"held: {lock.is_held(folder)}")
+"""
+
+
+def lock_as_nobody(folder):
+    """What another user is told who takes the lock of a folder, and whether it is held to them."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _AS_NOBODY, str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("mode", "held"), [(0o644, False), (0o600, True)])
+def test_another_users_lock_is_said_to_be_theirs_and_counts_as_held_if_unreadable(mode, held):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's folders are its user's alone
+        os.chmod(folder, 0o755)
+        path = pathlib.Path(folder, lock.NAME)
+        path.touch()
+        path.chmod(mode)
+        told = lock_as_nobody(folder)
+    assert f"exit code 2: {path} cannot be opened by user" in told, told
+    assert "the file is of user root" in told and f"held: {held}" in told, told
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_lock_in_another_users_folder_is_said_to_be_in_theirs():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        told = lock_as_nobody(folder)
+    assert "its folder is of user root" in told and "held: False" in told, told
+
+
+def test_a_lock_that_is_a_folder_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / lock.NAME).mkdir()
+    with pytest.raises(
+        lock.Unusable, match="is a folder, and a lock is a file: remove it"
+    ) as raised:
+        lock.Lock(epath.Path(tmp_path), patience=0.0).__enter__()
+    assert buckets.is_failure(raised.value)  # what may continue without a lock does
+
+
+def test_a_lock_on_a_read_only_file_system_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    def read_only(path, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
+
+    monkeypatch.setattr(lock.os, "open", read_only)
+    with pytest.raises(lock.Unusable, match="its file system is read-only"):
+        lock.Lock(epath.Path(tmp_path), patience=0.0).__enter__()

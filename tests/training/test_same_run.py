@@ -6,10 +6,15 @@ import pathlib
 import numpy as np
 import pytest
 
+from vit_jax.base import durations, schema
+from vit_jax.base.durations import normal
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources import fingerprint
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields, few_other_images
+from vit_jax.training.normal_forms import forms
+from vit_jax.training.positions import check_position
 
 RECIPE = str(pathlib.Path(__file__).resolve().parents[2] / "configs/digits.py")
 
@@ -140,3 +145,97 @@ def test_a_tokenizer_of_other_tokens_is_another_run_and_an_earlier_version_kept_
     assert changed == "config.objective.tokenizer_digest: '0123' -> 'bytes'"
     del objective["tokenizer_digest"]
     assert changed_fields(before, now) == []
+
+
+def test_another_spelling_of_a_duration_or_a_size_is_no_change_and_another_value_is(tmp_path):
+    before, now = described(config(tmp_path)), described(config(tmp_path))
+    before["config"] |= {"duration": "40 steps"}
+    before["config"]["optim"] |= {"warmup": "2 epochs", "boundaries": ["30%", "60 %"]}
+    before["config"]["data"]["image_size"] = 224
+    now["config"] |= {"duration": "40steps"}
+    now["config"]["optim"] |= {"warmup": "2epoch", "boundaries": ["30percent", "60%"]}
+    for same in ("224", "224x224", [224, 224]):
+        now["config"]["data"]["image_size"] = same
+        assert changed_fields(before, now) == changed_fields(now, before) == [], same
+    now["config"]["data"]["image_size"] = "224x448"
+    now["config"]["duration"] = "41steps"
+    assert changed_fields(before, now) == [
+        "config.data.image_size: 224 -> '224x448'",
+        "config.duration: '40 steps' -> '41steps'",
+    ]
+
+
+def test_every_duration_of_a_config_is_compared_in_its_normal_form(tmp_path):
+    resolved = resolve(config(tmp_path))
+    spelled = {name for name, form in forms(type(resolved)).items() if form is normal}
+    for name, field in schema.walk(type(resolved)):
+        parser = field.metadata["parse"]
+        assert (name in spelled) == (parser is durations.parse), name
+    assert {"duration", "optim.warmup", "optim.timescale"} <= spelled
+
+
+def position_error(before, now, step=40, total_steps=80):
+    with pytest.raises(ConfigError) as raised:
+        check_position(step, total_steps, before, now, "runs/a")
+    return str(raised.value)
+
+
+def native(path, **fields):
+    """A description of a run whose batches have as many images as there are patches for."""
+    made = described(config(path))
+    made["config"]["data"] |= {"native_tokens": 64, "native_budget": 1024} | fields
+    return made
+
+
+def test_a_step_of_other_images_is_refused_with_both_numbers_whatever_is_allowed(tmp_path):
+    before, now = described(config(tmp_path)), described(config(tmp_path))
+    before["config"]["batch_size"] = 24
+    now["config"]["batch_size"] = 12
+    message = position_error(before, now)
+    assert "config.batch_size = 12 differs from 24" in message
+    assert "step 40, after 960 images" in message and "it would be 480" in message
+    assert "--config.batch_size=24" in message and "--config.init_from=runs/a" in message
+    now["config"]["batch_size"] = 24
+    check_position(40, 80, before, now, "runs/a")
+    now["config"]["data"]["repeats"] = 2
+    assert "data.repeats = 2 differs from 1" in position_error(before, now)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("native_budget", 2048),
+        ("native_budget", 0),
+        ("native_tokens", 128),
+        ("native_lengths", (32, 64)),
+        ("native_multiple", 3),
+    ],
+)
+def test_a_step_of_other_images_at_their_own_size_is_refused(tmp_path, name, value):
+    now = native(tmp_path, **{name: value})
+    assert f"config.data.{name} = " in position_error(native(tmp_path), now)
+    check_position(40, 80, now, native(tmp_path, **{name: value}), "runs/a")
+
+
+def test_lengths_whose_shares_are_written_or_not_are_the_same_and_the_seed_orders_them(tmp_path):
+    before, now = (
+        native(tmp_path, native_lengths=entries) for entries in ([32, 64], [[32, 1], [64, 1]])
+    )
+    check_position(40, 80, before, now, "runs/a")
+    now["config"]["seed"] += 1
+    assert "config.seed" in position_error(before, now)
+
+
+def test_a_duration_that_ends_before_the_resumed_step_is_refused_and_a_finished_run_is_not(
+    tmp_path,
+):
+    before, now = described(config(tmp_path)), described(config(tmp_path))
+    before["config"]["duration"] = "40 steps"
+    now["config"]["duration"] = "24 steps"
+    message = position_error(before, now, total_steps=24)
+    assert "step 40" in message and "config.duration = '24 steps' ends at step 24" in message
+    assert "it was '40 steps'" in message
+    check_position(24, 24, before, now, "runs/a")
+    check_position(40, 40, before, before, "runs/a")
+    few = of_images(tmp_path, 0, 2000), of_images(tmp_path, 1, 2000)
+    check_position(40, 39, *few, "runs/a")

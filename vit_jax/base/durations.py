@@ -2,7 +2,8 @@
 '5%', '10 epochs, at least 300 steps'.
 
 Only `steps` converts between units. `parse` rejects a malformed duration before anything is known
-about its run, and `duration_text` writes seconds for people.
+about its run, `normal` gives all spellings of a duration one text, and `duration_text` writes seconds
+for people.
 """
 
 import math
@@ -95,6 +96,31 @@ def parse(duration: str | int, name: str = "the duration") -> str:
 def parse_all(durations: Iterable[str | int], name: str = "the durations") -> tuple[str, ...]:
     """`parse` of several."""
     return tuple(parse(duration, name) for duration in durations)
+
+
+def normal(duration: str | int) -> str:
+    """The one text of all spellings of a duration, to compare two of them.
+
+    >>> normal("40steps"), normal(40), normal("4e1 Steps"), normal("300 step, at least 1 epoch")
+    ('40 steps', '40 steps', '40 steps', '1 epochs, at least 300 steps')
+
+    Raises:
+      ConfigError: it is not a duration.
+    """
+    texts = set()
+    for part in _parts(duration):
+        number, unit = _number_and_unit(part)
+        if number:
+            text = str(int(number)) if number.is_integer() else repr(number)
+            space = "" if unit == "%" else " "
+            texts.add(f"{text}{space}{unit}")
+    # 0 is the same in all units, and less than any other part.
+    return ", at least ".join(sorted(texts)) or "0 steps"
+
+
+def normal_all(durations: Iterable[str | int]) -> tuple[str, ...]:
+    """`normal` of several."""
+    return tuple(normal(duration) for duration in durations)
 
 
 def duration_text(seconds: float) -> str:

@@ -8,9 +8,11 @@ two machines are not compared. Whoever takes, renews or releases it names the ge
 seen, and the bucket refuses all but the first: however late answers are, one alone has it.
 """
 
+import errno
 import fcntl
 import json
 import os
+import pwd
 import socket
 import threading
 import time
@@ -21,7 +23,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.base.errors import UserError
+from vit_jax.base.errors import ConfigError, UserError
 
 NAME = ".lock"
 _RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
@@ -30,6 +32,12 @@ _NOBODY = "nobody"
 
 class Locked(UserError):
     """Another process holds the lock."""
+
+
+class Unusable(UserError, OSError):
+    """The lock's file cannot be opened, and a later start would not change that."""
+
+    exit_code = ConfigError.exit_code
 
 
 class Lock:
@@ -97,7 +105,10 @@ class Lock:
             logging.warning("%s cannot be removed: %s", self._path, buckets.reason(error))
 
     def _take(self) -> bool:
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise _not_opened(self._path, error) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -189,6 +200,11 @@ def is_held(folder: epath.Path, name: str = NAME) -> bool:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except PermissionError as error:
+        logging.log_first_n(
+            logging.WARNING, "%s: it counts as held, as nothing shows that it is free", 1, _not_opened(path, error)
+        )  # fmt: skip
+        return True
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -198,6 +214,42 @@ def is_held(folder: epath.Path, name: str = NAME) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def _not_opened(path: epath.Path, error: OSError) -> Exception:
+    """The sentence for a lock's file that cannot be opened; `error` itself, if it may pass or is another."""
+    if error.errno == errno.EISDIR:
+        return Unusable(
+            f"{path} is a folder, and a lock is a file: remove it, or use another folder"
+        )
+    if error.errno == errno.EROFS:
+        return Unusable(
+            f"{path} cannot be written, its file system is read-only: mount it to be written, or use another folder"
+        )
+    if error.errno not in (errno.EACCES, errno.EPERM):
+        return error
+    return Unusable(
+        f"{path} cannot be opened by user {_user(os.geteuid())}: {_owner(path)}. Use another folder, or start as "
+        "that user; if no process of theirs uses this folder, let them remove the file"
+    )
+
+
+def _owner(path: epath.Path) -> str:
+    """The owner of the file, or of its folder if there is no such file."""
+    for place, kind in ((path, "the file"), (path.parent, "its folder")):
+        try:
+            return f"{kind} is of user {_user(os.stat(place).st_uid)}"
+        except OSError:  # It is not there, or the folder must not be looked into.
+            continue
+    return "its folder is another user's"
+
+
+def _user(number: int) -> str:
+    """A user's name, or the number of one that has none on this machine."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def _look(path: epath.Path) -> tuple[dict | None, str]:

@@ -69,6 +69,11 @@ class Checkpoints:
                 self._folder.mkdir(parents=True, exist_ok=True)
             self._delete(self._unfinished)
 
+    @property
+    def workdir(self) -> epath.Path:
+        """The folder of the run."""
+        return self._folder.parent
+
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, oldest first."""
         steps = json.dumps(saved_steps(self._folder)) if _first() else ""

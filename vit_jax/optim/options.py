@@ -66,6 +66,7 @@ class Optim:
     timescale: str = option(
         "10000 steps",
         "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)",
+        parse=durations.parse,
         when={"schedule": ("rsqrt",)},
     )
     boundaries: tuple = option(

@@ -21,7 +21,7 @@ from vit_jax.models import naming, registry
 from vit_jax.planning import rough
 from vit_jax.planning.elsewhere import Elsewhere, check_elsewhere, plan_lines
 from vit_jax.planning.plan import known_data
-from vit_jax.training import preflight, starting
+from vit_jax.training import positions, preflight, starting
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch
 from vit_jax.training.upkeep import announce
@@ -133,8 +133,13 @@ def dry_run(
 def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike) -> None:
     """Raises `ConfigError` if another run is in the workdir."""
     saved = reading.newest_description(workdir)
-    if saved is not None:
-        starting.check_same_run(assembly.config, saved, describe_run(assembly, source))
+    if saved is None:
+        return
+    description = describe_run(assembly, source)
+    starting.check_same_run(assembly.config, saved, description)
+    steps = reading.saved_steps(epath.Path(workdir) / reading.FOLDER)
+    if steps:
+        positions.check_position(max(steps), assembly.total_steps, saved, description, workdir)
 
 
 def _unfit_mesh(config: Config, missing: str) -> str:

@@ -27,6 +27,7 @@ from vit_jax.devices import agreement, processes
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import held_out
 from vit_jax.recipes import user_files
+from vit_jax.training import normal_forms
 from vit_jax.training.assembly import Assembly
 
 # Config fields that hosts may set differently.
@@ -178,6 +179,7 @@ def describe_config(config: Config) -> dict[str, Any]:
     has a digest of the contents, so that hosts may have copies.
     """
     fields = {}
+    normal = normal_forms.forms(type(config))
     for name, value in _flat(dataclasses.asdict(config)):
         if name in MAY_DIFFER:
             continue
@@ -187,7 +189,7 @@ def describe_config(config: Config) -> dict[str, Any]:
             value = [weight for _, weight in value]  # the data sets are compared by their examples
         elif isinstance(value, str) and _is_local_path(value):
             value = f"a path with the contents {digest_of_path(pathlib.Path(value))}"
-        fields[f"config.{name}"] = value
+        fields[f"config.{name}"] = normal_forms.normal_value(value, normal.get(name))
     return fields
 
 

@@ -29,6 +29,7 @@ from vit_jax.devices import gpus, meshes
 from vit_jax.devices.processes import START_AGAIN
 from vit_jax.models import classifier
 from vit_jax.objectives.contract import Objective
+from vit_jax.training.normal_forms import forms, normal_value
 
 _RETRY_SECONDS = (1.0, 3.0, 9.0)
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -57,11 +58,14 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     if not description["model"].get("num_classes"):
         compare["config.init_reset"] = _same_without_head
     changed, few = [], bool(few_other_images(saved, description))
+    normal = forms(classes[0]) | forms(classes[1])
     for key in ("config", "classes", *([] if few else ["training_examples"])):
         old, new = (dict(_flat(_part(described, key), key)) for described in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
-            if name not in may_change and not same(before, now):
+            form = normal.get(name.removeprefix("config."))
+            alike = same(normal_value(before, form), normal_value(now, form))
+            if name not in may_change and not alike:
                 changed.append(f"{name}: {before!r} -> {now!r}")
     before, now = (described.get("training_data") for described in (saved, description))
     known = before and now  # an earlier version did not look

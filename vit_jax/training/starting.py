@@ -16,6 +16,7 @@ from vit_jax.checkpoints.lora import BASE
 from vit_jax.config import Config
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import model_part
+from vit_jax.training import positions
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import changed_fields, few_other_images
@@ -62,6 +63,13 @@ class Start:
         )
         if restored:
             step, parts = restored
+            positions.check_position(
+                step,
+                self.assembly.total_steps,
+                self.saved,
+                self.description,
+                self.checkpoints.workdir,
+            )
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
             state = self.like.with_parts(parts)
             if state.base is not None:
