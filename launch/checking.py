@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from vit_jax.recipes import shipped
 
 IMAGE_BYTES = 110e3  # of a file, more or less; for what reading from another region costs
 _SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
-LOCAL_FOLDERS = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/")  # of each machine by their nature
+LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # of each machine by their nature
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -35,6 +36,7 @@ class Site:
       remote: its machines have other disks than this one.
       sent: the folder in which it was called is sent to them, or in their image.
       shared_disk: a folder without an address can be seen by all its machines.
+      several_machines: it has several, although they see the disks of this one.
     """
 
     topology: str = ""
@@ -44,6 +46,7 @@ class Site:
     remote: bool = True
     sent: bool = True
     shared_disk: bool = False
+    several_machines: bool = False
 
 
 @dataclasses.dataclass
@@ -101,7 +104,7 @@ def _check_workdir(name: str, workdir: str | None, site: Site) -> None:
                 f"--workdir={workdir}: {folder} is mounted to be read only; set "
                 f"--workdir={address}{workdir.removeprefix(folder)}"
             )
-    if site.remote and workdir.startswith(LOCAL_FOLDERS):
+    if (site.remote or site.several_machines) and _is_of_one_machine(workdir):
         print(
             f"vit_jax launch: warning: --workdir={workdir} is a folder that each machine usually has for itself: "
             "unless all see the same one, the run ends with 2 before its first step. Set a folder on a network disk",
@@ -116,6 +119,13 @@ def _check_workdir(name: str, workdir: str | None, site: Site) -> None:
                 f"--workdir={workdir}: must be {need} a bucket, e.g. gs://BUCKET/NAME: the run is on other "
                 "machines, which may be replaced"
             )
+
+
+def _is_of_one_machine(folder: str) -> bool:
+    """Whether a folder is usually on a disk, or in the memory, of each machine."""
+    path = pathlib.Path(folder)
+    roots = [*LOCAL_FOLDERS, tempfile.gettempdir()]
+    return any(path.is_relative_to(root) for root in roots)
 
 
 def _check_files(words: list[str], site: Site) -> None:

@@ -22,7 +22,12 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
     gpus = options.gpus_per_node
     processes = flags.processes_of_node(options)
     count = options.nodes * (gpus or processes)  # without GPUs each process has one device
-    return checking.Site(f"cpu:{count}", gpus=options.nodes * gpus, remote=False)
+    return checking.Site(
+        f"cpu:{count}",
+        gpus=options.nodes * gpus,
+        remote=False,
+        several_machines=options.nodes > 1,
+    )
 
 
 def start(

@@ -151,11 +151,13 @@ def test_a_launched_evaluation_joins_the_processes_that_its_engine_starts():
 def test_a_workdir_that_each_machine_has_for_itself_is_warned_of(capsys):
     from launch import checking
 
-    site = checking.Site(shared_disk=True)
-    checking._check_workdir("train", "/tmp/run", site)
-    assert (
-        "--workdir=/tmp/run is a folder that each machine usually has for itself"
-        in capsys.readouterr().err
-    )
-    checking._check_workdir("train", "/shared/run", site)
+    slurm = checking.Site(remote=False, several_machines=True)
+    for site in (checking.Site(shared_disk=True), slurm):
+        for workdir in ("/tmp/run", "/tmp", "/dev/shm/run"):
+            checking._check_workdir("train", workdir, site)
+            warning = capsys.readouterr().err
+            assert f"--workdir={workdir} is a folder that each machine usually has" in warning
+        checking._check_workdir("train", "/shared/run", site)
+        assert capsys.readouterr().err == ""
+    checking._check_workdir("train", "/tmp/run", checking.Site(remote=False))
     assert capsys.readouterr().err == ""

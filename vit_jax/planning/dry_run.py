@@ -137,7 +137,7 @@ def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike)
         return
     description = describe_run(assembly, source)
     starting.check_same_run(assembly.config, saved, description)
-    steps = reading.saved_steps(epath.Path(workdir) / reading.FOLDER)
+    steps = reading.saved_steps(places.locate(workdir, "--workdir") / reading.FOLDER)
     if steps:
         positions.check_position(max(steps), assembly.total_steps, saved, description, workdir)
 
