@@ -184,6 +184,17 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]
             yield prefix + field.name, field
 
 
+def flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts by dotted name; `prefix`, with its dot, stands before each name."""
+    leaves = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= flat(value, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = value
+    return leaves
+
+
 def is_read(field: dataclasses.Field, section: object) -> bool:
     """Whether code reads an option, where the section has these values; see `when` of `option`."""
     when = field.metadata.get("when") or {}

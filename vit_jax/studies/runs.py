@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.evaluation import best_metric
@@ -170,14 +170,14 @@ def _config(folder: epath.Path, notes: list[str]) -> dict | None:
     try:
         description = reading.newest_description(folder)
         if description is not None:
-            return flat(descriptions.filled_config(description))
+            return schema.flat(descriptions.filled_config(description))
         if (folder / RECIPE).exists():
             config = user_files.load_config(os.fspath(folder / RECIPE))
             given = {n: v for n, v in config.model.items() if v is not None and n != "name"}
             model = registry.model_config(
                 config.model.name, image_size=config.data.image_size, **given
             )
-            return flat(descriptions.with_model_options(config.to_dict(), model))
+            return schema.flat(descriptions.with_model_options(config.to_dict(), model))
         notes.append(
             f"Its config is not known: it has no {RECIPE}, and no checkpoint of this version that is whole."
         )
@@ -185,17 +185,6 @@ def _config(folder: epath.Path, notes: list[str]) -> dict | None:
     except (UserError, KeyError, TypeError, ValueError) as error:
         notes.append(f"Its config cannot be read ({error}): is it a run of another version?")
     return None
-
-
-def flat(tree: Mapping, prefix: str = "") -> dict:
-    """Nested dicts by dotted name."""
-    leaves = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= flat(value, f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = value
-    return leaves
 
 
 def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:

@@ -60,7 +60,7 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     changed, few = [], bool(few_other_images(saved, description))
     normal = forms(classes[0]) | forms(classes[1])
     for key in ("config", "classes", *([] if few else ["training_examples"])):
-        old, new = (dict(_flat(_part(described, key), key)) for described in (saved, description))
+        old, new = (schema.flat({key: _part(described, key)}) for described in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
             form = normal.get(name.removeprefix("config."))
@@ -149,14 +149,6 @@ def _part(description: dict, key: str):
         if whole
         else json.loads(json.dumps(description[key]))
     )
-
-
-def _flat(tree, prefix: str):
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            yield from _flat(value, f"{prefix}.{name}")
-    else:
-        yield prefix, tree
 
 
 def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:

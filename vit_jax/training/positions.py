@@ -1,5 +1,5 @@
-"""What a step's number means in a run that is resumed. Positions in the data and in the schedule are counted in
-steps. A config with other steps would repeat images or leave some out: it is refused, whatever
+"""Whether a step's number means the same in a run that is resumed. Positions in the data and in the schedule are
+counted in steps. A config with other steps would repeat images or leave some out: it is refused, whatever
 `config.checkpoint.on_config_change` says.
 """
 
@@ -50,6 +50,7 @@ def check_position(
       total_steps: of the run, by the config of now.
       saved: the checkpoint's description.
       description: of the run as it is now.
+      workdir: of the run, for the message.
 
     Raises:
       ConfigError: its steps have other images, or it is beyond the end.
