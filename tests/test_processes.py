@@ -139,6 +139,11 @@ def test_an_evaluation_joins_no_run_that_only_its_environment_names(monkeypatch)
     assert processes.count() == 1
 
 
+def test_an_evaluation_that_gets_a_part_of_the_flags_is_refused_and_does_not_go_alone():
+    with pytest.raises(ConfigError, match="--coordinator must be set too"):
+        processes.initialize(None, 2, 0, from_environment=False)
+
+
 def test_a_process_whose_others_do_not_come_says_so_and_asks_for_another_start():
     code = "from vit_jax.devices import processes; processes.initialize('127.0.0.1:9', 2, 1, wait_minutes=0.03)"
     ended = subprocess.run(

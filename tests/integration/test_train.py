@@ -19,6 +19,7 @@ from vit_jax.training import step as train_step
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.upkeep.device_checks import DeviceChecks
 from vit_jax.training.upkeep.health import NonFiniteError
+from vit_jax.training.upkeep.progress import Profiler
 
 
 def params_of(workdir):
@@ -309,3 +310,13 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
     monkeypatch.setattr(train_step, "compile_train_step", watched)
     vit_jax.train(tiny_config(duration="6 steps", log__every="1 steps"), tmp_path)
     assert during_step == [0] * 6 and compilations
+
+
+def test_each_of_several_processes_has_a_folder_of_its_own_for_its_profile(tmp_path, monkeypatch):
+    for index in (0, 1, 2):
+        monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+        profiler = Profiler((1, 1), epath.Path(tmp_path))
+        profiler.before(1)
+        profiler.after(1, {"loss": jax.numpy.zeros(())})
+    names = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.xplane.pb")}
+    assert names == {"plugins", "process-1", "process-2"}

@@ -256,6 +256,22 @@ def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_confi
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
 
 
+def test_a_commit_without_the_shards_of_a_process_fails_and_a_whole_one_keeps_no_mark(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(processes, "count", lambda: 12)
+    marks = tmp_path / "written"
+    marks.mkdir()
+    for process in (*range(2), *range(3, 10), 11):
+        (marks / str(process)).touch()
+    with pytest.raises(OSError, match="the shards of process 2, 10 are not there"):
+        committing._check_parts(epath.Path(tmp_path))
+    for process in (2, 10):
+        (marks / str(process)).touch()
+    committing._check_parts(epath.Path(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 PRINTED = """
 import sys
 from vit_jax.commands import exit_codes

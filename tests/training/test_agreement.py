@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -206,3 +207,27 @@ def test_another_spelling_of_a_duration_is_no_difference(config):
         for duration in ("40 steps", "40steps")
     ]
     assert comparison.find_difference(*described) == {}
+
+
+def test_the_logs_of_a_run_to_start_from_may_grow_and_its_weights_may_not_change(
+    finished_run, tmp_path
+):
+    copy = shutil.copytree(finished_run.workdir, tmp_path / "run")
+    before = agreement.digest_of_path(copy)
+    assert before == agreement.digest_of_path(finished_run.workdir)
+    with (copy / "metrics.jsonl").open("a") as metrics:
+        metrics.write("{}\n")
+    assert agreement.digest_of_path(copy) == before
+    newest = max((copy / "checkpoints").iterdir(), key=lambda step: int(step.name))
+    shutil.rmtree(newest)
+    assert agreement.digest_of_path(copy) != before
+
+
+def test_a_large_folder_is_not_read_whole(tmp_path):
+    for number in range(300):
+        (tmp_path / f"{number:03d}").write_text("a")
+    before = agreement.digest_of_path(tmp_path)
+    (tmp_path / "299").write_text("another")
+    assert agreement.digest_of_path(tmp_path) == before
+    (tmp_path / "000").write_text("another")
+    assert agreement.digest_of_path(tmp_path) != before

@@ -36,6 +36,7 @@ _SLACK_MINUTES = 1.0  # between the end of what a process may take and that of t
 _SMALLEST_SLICE = 2**14
 _STATE, _DESCRIPTION = "state", "description"
 _METADATA = "_CHECKPOINT_METADATA"
+_WRITTEN = "written"  # a folder with a file of each process that has written its shards
 
 
 class Committer:
@@ -149,6 +150,8 @@ class Committer:
         remove_checkpoint(unfinished)
         for name in self._handlers:
             (unfinished / name).mkdir(parents=True)
+        if processes.count() > 1:
+            (unfinished / _WRITTEN).mkdir()
 
     def _write(
         self, folder: epath.Path, unfinished: epath.Path, arguments: dict, copied: threading.Event
@@ -193,7 +196,7 @@ class Committer:
             else:
                 _complete(loop)
         if processes.count() > 1:
-            places.write_whole(unfinished / _mark_of(processes.index()), "")
+            places.write_whole(unfinished / _WRITTEN / str(processes.index()), "")
 
     def _commit_in_time(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         if processes.index():
@@ -255,26 +258,19 @@ class Committer:
         return failed
 
 
-def _mark_of(process: int) -> str:
-    """The file that a process leaves in an unfinished checkpoint when it has written its shards."""
-    return f".written-{process}"
-
-
 def _check_parts(unfinished: epath.Path) -> None:
-    """Raises `OSError` unless the shards of all processes are in the folder of process 0; removes their marks."""
+    """Raises `OSError` unless process 0 sees the marks of all processes in the folder, which it removes then."""
     if processes.count() == 1:
         return
-    marks = [_mark_of(process) for process in range(processes.count())]
-    missing = sorted(set(marks) - set(places.names_in(unfinished)))
+    marks = {str(process) for process in range(processes.count())}
+    missing = sorted(marks - set(places.names_in(unfinished / _WRITTEN)), key=int)
     if missing:
-        absent = ", ".join(mark.rpartition("-")[2] for mark in missing)
         raise FileNotFoundError(
             errno.ENOENT,
-            f"the shards of process {absent} are not there; do all hosts see this folder",
+            f"the shards of process {', '.join(missing)} are not there; do all hosts see this folder",
             str(unfinished),
         )
-    for mark in marks:
-        (unfinished / mark).unlink()
+    places.remove(unfinished / _WRITTEN)
 
 
 def _complete(loop: asyncio.AbstractEventLoop) -> None:

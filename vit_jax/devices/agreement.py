@@ -1,7 +1,7 @@
-"""Comparing what all processes of a run must have in common, before anything depends on it.
+"""Compares the facts that all processes of a run must share, before anything depends on them.
 
 Process 0 shares its values through JAX's coordination service, and every other process compares them with its own:
-no collective runs and no device is used. What is compared for a training run is in `training/agreement.py`.
+no collective runs and no device is used. `training/agreement.py` has the facts of a training run.
 """
 
 import json
@@ -34,10 +34,12 @@ def check_agreement(
     """
     if processes.count() == 1:
         return
-    own = json.loads(json.dumps({"host": socket.gethostname(), "fields": dict(fields)}))
-    first = json.loads(processes.share_first(subject, json.dumps(own), minutes))
+    host = socket.gethostname()
+    text = json.dumps({"host": host, "fields": dict(fields)})
+    own = json.loads(text)  # JSON has no tuples: both sides are compared as it holds them
+    first = json.loads(processes.broadcast_from_first(subject, text, minutes))
     difference = find_difference(first["fields"], own["fields"])
-    report = json.dumps(difference | {"host": own["host"]}) if difference else ""
+    report = json.dumps(difference | {"host": host}) if difference else ""
     reports = processes.failures(subject, report, minutes)
     if reports:
         parsed = {process: json.loads(text) for process, text in reports.items()}
@@ -45,7 +47,7 @@ def check_agreement(
 
 
 def find_difference(first: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The first field in which two processes differ, in the order of process 0; {} if they agree.
+    """The first field with different values in two processes, in the order of process 0; {} if they agree.
 
     Args:
       first: the fields of process 0.
@@ -72,7 +74,7 @@ def describe_differences(reports: Mapping[int, Mapping[str, Any]], first_host: s
     """The sentence for the reports of all processes that differ from process 0.
 
     Args:
-      reports: what `find_difference` returned, with `host`, by process.
+      reports: by process, the result of `find_difference` with `host`.
       first_host: the host of process 0.
     """
     process = min(reports)

@@ -69,7 +69,7 @@ def initialize(
       heartbeat_seconds: a process that gave no sign of life for this long is taken for dead, and
         all others end.
       wait_minutes: how long to wait for the others to join; after that, exit code 42.
-      from_environment: whether a process without a coordinator joins the run that its environment names (2). An
+      from_environment: whether a process without these three arguments joins the run that its environment names. An
         evaluation does not: in the shell of a worker it would join the run of that worker, and end it.
 
     Raises:
@@ -78,7 +78,8 @@ def initialize(
       HostsError: the others cannot be joined.
     """
     gpus.reserve_memory(os.environ)
-    if coordinator is None and not from_environment:
+    given = (coordinator, num_processes, process_id)
+    if given == (None, None, None) and not from_environment:
         return
     if coordinator == AUTO:
         coordinator = None
@@ -158,30 +159,23 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
     return [answers[f"{folder}/{process}"] for process in range(count())]
 
 
-def share_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
-    """The value that process 0 passes, in all processes, at the cost of one message for each of them, however large the
-    value is; `broadcast_from_first` also sends the values of all others.
+def broadcast_from_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
+    """The value that process 0 passes, in all processes; waits for all. The values of the other processes are not sent.
 
     Raises:
-      HostsError: process 0 does not share it in time.
+      HostsError: see `barrier`.
     """
     if count() == 1:
         return value
-    key = f"vit_jax/shared/{name}/{next(_turns[f'shared/{name}'])}"
-    try:
-        if index() == 0:
-            _client().key_value_set(key, value)
-            return value
-        return _client().blocking_key_value_get(key, round(minutes * 60_000))
-    except jax.errors.JaxRuntimeError as error:
-        raise HostsError(
-            f"waited {minutes:g} minutes for process 0 at {name!r}: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def broadcast_from_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
-    """The value that process 0 passes, in all processes; see `gather`."""
-    return gather(name, value, minutes)[0]
+    key = f"vit_jax/{name}/{next(_turns[name])}"
+    if index() == 0:
+        _client().key_value_set(key, value)
+    barrier(name, minutes)
+    answer = value if index() == 0 else _client().key_value_try_get(key)
+    barrier(name, minutes)
+    if index() == 0:
+        _client().key_value_delete(key)
+    return answer
 
 
 def failures(name: str, failure: str, minutes: float = WAIT_MINUTES) -> dict[int, str]:

@@ -1,26 +1,29 @@
-"""What the processes of a training run must have in common: program, environment, config, data, devices and workdir.
+"""The facts that all processes of a training run must share: program, environment, config, data, devices and workdir.
 
 It is compared before a step is compiled and before any file is written, except the one that shows that all hosts see
-the same workdir. `MAY_DIFFER` and `VARIABLES_THAT_MAY_DIFFER` are all that is not compared, each with its reason.
+the same workdir. `MAY_DIFFER` and `VARIABLES_THAT_MAY_DIFFER` list the exceptions, each with its reason.
 """
 
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
+import json
 import os
 import pathlib
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from absl import logging
 from etils import epath
 
-from vit_jax.base import buckets, places
+from vit_jax.base import buckets, places, schema
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data.record import Source
 from vit_jax.devices import agreement, processes
@@ -39,7 +42,7 @@ MAY_DIFFER = {
     "data.read_ahead": "memory of one process for reading",
     "data.threads": "a number of threads",
 }
-# Versions that decide what is computed, or the pixels of an image.
+# Packages with an influence on the computation, or on the pixels of an image.
 PACKAGES = (
     "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "ml_collections", "simplejpeg",
     "opencv-python-headless", "pillow",
@@ -49,7 +52,7 @@ VARIABLES = (
     "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO",
     "NCCL_PROTO",
 )  # fmt: skip
-# Flags of XLA that name files or say what is printed.
+# Flags of XLA for dumps and reports, which do not change a program.
 _XLA_OUTPUT = ("--xla_dump", "--xla_gpu_dump", "--xla_hlo_profile")
 # Names of `jax.config` that hosts may set differently begin with one of these.
 VARIABLES_THAT_MAY_DIFFER = {
@@ -68,7 +71,7 @@ VARIABLES_THAT_MAY_DIFFER = {
 _MOST_CLASSES = 1_000  # that are compared by name; more are compared by their digest
 _BLOCK = 1 << 20
 _BLOCKS = 64  # of a file, evenly spread
-_SMALL_FILE = 1 << 20  # files of a folder up to this size are read
+_MOST_FILES = 100  # of a folder
 _POLL_SECONDS = 0.2
 _MOST_SECONDS = 60.0  # a network file system may keep the names in a folder for so long
 
@@ -92,9 +95,8 @@ def check_run_agrees(assembly: Assembly, source: Source, suite: Suite) -> None:
     for prefix, evaluator in suite.evaluators:
         examples = held_out(evaluator)
         if examples is not None:
-            fields |= describe_data(
-                f"the images of the evaluator {prefix or 'of accuracy or loss'}", examples
-            )
+            name = prefix or type(evaluator).__name__
+            fields |= describe_data(f"the images of the evaluator {name}", examples)
     agreement.check_agreement("what the run is", fields, assembly.config.hosts.wait_minutes)
 
 
@@ -115,7 +117,7 @@ def check_devices_agree(config: Config) -> None:
 def check_workdir_is_shared(
     workdir: epath.Path, wait_minutes: float, most_seconds: float = _MOST_SECONDS
 ) -> None:
-    """Ends the run unless every process can read in the workdir what process 0 writes there.
+    """Ends the run unless every process can read a file that process 0 writes into the workdir.
 
     Args:
       workdir: the folder, as this process names it.
@@ -127,7 +129,7 @@ def check_workdir_is_shared(
     """
     if processes.count() == 1:
         return
-    nonce = processes.share_first("workdir", uuid.uuid4().hex, wait_minutes)
+    nonce = processes.broadcast_from_first("workdir", uuid.uuid4().hex, wait_minutes)
     file = workdir / f".shared-{nonce}"
     failure = ""
     if processes.index() == 0:
@@ -175,12 +177,12 @@ def describe_program() -> dict[str, Any]:
 
 
 def describe_config(config: Config) -> dict[str, Any]:
-    """Every field of a config but `MAY_DIFFER`, by its name. In place of the path of a checkpoint or of another file it
-    has a digest of the contents, so that hosts may have copies.
+    """Every field of a config but `MAY_DIFFER`, by its name. The path of a checkpoint or of another file becomes a
+    digest of the contents, so that hosts may have copies.
     """
     fields = {}
     normal = normal_forms.forms(type(config))
-    for name, value in _flat(dataclasses.asdict(config)):
+    for name, value in schema.flat(dataclasses.asdict(config)).items():
         if name in MAY_DIFFER:
             continue
         if name == "checkpoint.local":
@@ -206,27 +208,41 @@ def describe_data(name: str, source: Source) -> dict[str, Any]:
 
 
 def digest_of_path(path: pathlib.Path) -> str:
-    """A digest of a file, or of the files in a folder: all sizes, and a part of the contents of large files."""
+    """A digest of a file or folder, in bounded time: it reads up to 64 MiB of a file, and up to 100 files of a folder.
+    A run is known by the description of its newest checkpoint, with the checksums of the weights; its logs may grow.
+    """
     hasher = hashlib.sha256()
     if path.is_file():
-        _add_file(hasher, path, blocks=_BLOCKS)
+        _add_file(hasher, path)
         return hasher.hexdigest()[:16]
-    for file in sorted(path.rglob("*")):
-        if not file.is_file():
-            continue
-        hasher.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
-        if file.stat().st_size <= _SMALL_FILE:
-            hasher.update(file.read_bytes())
+    description = reading.newest_description(path)
+    if description is not None:
+        hasher.update(json.dumps(description, sort_keys=True).encode())
+        return hasher.hexdigest()[:16]
+    for file in itertools.islice(_files_below(path), _MOST_FILES):
+        hasher.update(f"{file.relative_to(path)}\n".encode())
+        _add_file(hasher, file)
     return hasher.hexdigest()[:16]
 
 
-def _add_file(hasher: Any, path: pathlib.Path, blocks: int) -> None:
+def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """All files below a folder in one order, found as they are asked for."""
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files):
+            yield pathlib.Path(parent, name)
+
+
+def _add_file(hasher: Any, path: pathlib.Path) -> None:
+    """Adds the size of a file and its contents, of a large one evenly spread blocks."""
     size = path.stat().st_size
     hasher.update(b"%d\n" % size)
-    last = max(size - _BLOCK, 0)
     with path.open("rb") as file:
-        for number in range(blocks):
-            file.seek(last * number // (blocks - 1))
+        if size <= _BLOCKS * _BLOCK:
+            hasher.update(file.read())
+            return
+        for number in range(_BLOCKS):
+            file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
             hasher.update(file.read(_BLOCK))
 
 
@@ -247,14 +263,6 @@ def _version(package: str) -> str:
 
 def _is_local_path(value: str) -> bool:
     return "/" in value and not places.is_address(value) and os.path.exists(value)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _write_nonce(file: epath.Path, nonce: str) -> str:

@@ -86,6 +86,7 @@ def train(
     preflight.check_run(assembly, source, suite, workdir)
     agreement.check_run_agrees(assembly, source, suite)
     programs = Programs(config.compilation_cache, workdir)
+    agreement.check_devices_agree(config)
     mesh = make_mesh(config)
     check_batch(config, mesh)
     if config.pseudo.teacher:
@@ -94,7 +95,6 @@ def train(
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
         suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    agreement.check_devices_agree(config)
     make_workdir(workdir)
     agreement.check_workdir_is_shared(workdir, config.hosts.wait_minutes)
     programs.fetch()
