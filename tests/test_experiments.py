@@ -12,14 +12,14 @@ import pytest
 
 from tests.repeats import slow_unless
 from tests.test_configs import build
-from vit_jax.base import patterns
+from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.reading import read_weights
 from vit_jax.data import batches
 from vit_jax.data.splits import select
 from vit_jax.recipes.user_files import load_config, load_recipe
 from vit_jax.studies.compare import compare, images_of
-from vit_jax.studies.runs import Run, find_runs, flat
+from vit_jax.studies.runs import Run, find_runs
 from vit_jax.studies.sweep import run_all
 from vit_jax.training.assembly import assemble, resolve
 
@@ -80,7 +80,7 @@ def test_an_experiment_varies_what_its_page_says(name):
     count, varied = SMOKE[name]
     assert len(found) == count and len(runs_of(name, "paper")) == PAPER[name]
     runs = [
-        Run(n, flat(json.loads(json.dumps(c.to_dict()))), {}, "done", "", float("nan"), 0, {}, [])
+        Run(n, schema.flat(json.loads(json.dumps(c.to_dict()))), {}, "done", "", float("nan"), 0, {}, [])
         for n, c in found.items()
     ]
     comparison = compare(runs)
