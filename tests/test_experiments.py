@@ -79,9 +79,10 @@ def test_an_experiment_varies_what_its_page_says(name):
     found = runs_of(name, "smoke")
     count, varied = SMOKE[name]
     assert len(found) == count and len(runs_of(name, "paper")) == PAPER[name]
+    as_saved = {name: json.loads(json.dumps(c.to_dict())) for name, c in found.items()}
     runs = [
-        Run(n, schema.flat(json.loads(json.dumps(c.to_dict()))), {}, "done", "", float("nan"), 0, {}, [])
-        for n, c in found.items()
+        Run(n, schema.flat(config), {}, "done", "", float("nan"), 0, {}, [])
+        for n, config in as_saved.items()
     ]
     comparison = compare(runs)
     assert varied <= set(comparison.varied) | {n for o in comparison.together.values() for n in o}
