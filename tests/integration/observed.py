@@ -4,7 +4,8 @@
 pairs with captions, write down which of them were read, and that reading does what the environment variable OBSERVED
 says, as JSON:
 
-  folder: where the numbers of the examples that process I read go to, in reads-I.txt.
+  folder: where the numbers of the examples that process I read go to, in reads-I.txt, but not of those that hosts
+    compare before they begin.
   seconds: every example takes at least so long; with `slow`, those of process `slow` alone.
   spoiled: numbers of examples which have all labels, so that their loss is a spike.
   split: which examples are watched, by default "train".
@@ -25,17 +26,25 @@ from vit_jax.base import places
 from vit_jax.data import sources
 from vit_jax.data.record import DataError, Record
 from vit_jax.data.sources import digit_pairs, digits
+from vit_jax.training import agreement
 
 _SAID = json.loads(os.environ["OBSERVED"])
 _PROCESS = int(os.environ.get("JAX_PROCESS_ID", 0))
+_COMPARES = int(os.environ.get("JAX_NUM_PROCESSES", 1)) > 1 and "train" in sys.argv
 _FOLDER = pathlib.Path(_SAID["folder"])
 _ONE_BY_ONE = threading.Lock()
 _read: list[int] = []  # the examples that this process has written down
+_compared: list[
+    int
+] = []  # examples that this process still has to read for the comparison of hosts
 
 
 def _observe(index: int) -> None:
     path = _FOLDER / f"reads-{_PROCESS}.txt"
     with _ONE_BY_ONE:  # threads that count the same examples would pass the example by
+        if index in _compared:
+            _compared.remove(index)
+            return
         if disturbed := (_PROCESS, len(_read)) == (_SAID.get("process"), _SAID.get("example")):
             if _SAID["action"] == "fail":
                 raise DataError("the disk of process 1 has crashed")
@@ -74,6 +83,8 @@ def _opened(open_data_set, observe):
 
         def read(parts):
             source = data_set.read(parts)
+            if _COMPARES and parts[0][0] == "train" and not _compared:
+                _compared.extend(agreement.sampled(len(source)))
             return observe(source) if parts[0][0] == _SAID.get("split", "train") else source
 
         return dataclasses.replace(data_set, read=read)

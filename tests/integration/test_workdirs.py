@@ -199,18 +199,6 @@ def test_metrics_are_not_appended_to_a_line_that_was_cut(tmp_path):
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize(
-    ("coordinator", "bound"),
-    [
-        ("127.0.0.1:80", "127.0.0.1:80"),
-        ("localhost:80", "localhost:80"),
-        ("10.0.0.3:80", None),
-    ],
-)
-def test_a_coordinator_on_this_machine_listens_on_this_machine_alone(coordinator, bound):
-    assert processes._bind_address(coordinator) == bound
-
-
 def test_a_compilation_cache_that_others_can_write_is_said(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(guards.jax.config, "update", lambda *_: None)
     (tmp_path / "cache").mkdir()

@@ -164,15 +164,18 @@ def define_hosts() -> None:
 
 
 @contextlib.contextmanager
-def hosts(**options) -> Iterator[int]:
+def hosts(command: str, **options) -> Iterator[int]:
     """Joins the run's other processes, and ends together with them; yields which of them this is.
 
     Args:
+      command: which command of vit_jax this is, the same in all processes of a run.
       **options: of `processes.initialize`.
     """
     from vit_jax.devices import processes
 
-    processes.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
+    processes.initialize(
+        FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, command=command, **options
+    )
     if processes.count() == 1:
         yield 0
         return

@@ -67,7 +67,7 @@ def evaluate() -> None:
     from vit_jax.evaluation.suites import table
     from vit_jax.prediction.overrides import load_to_evaluate
 
-    with cli.hosts(from_environment=False) as process:
+    with cli.hosts("evaluate", from_environment=False) as process:
         evaluators = tuple(FLAGS.evaluators)
         if FLAGS.suite and (evaluators or cli.thresholds()):
             raise flags.Error("pass --suite without --evaluators, --budget and --threshold")

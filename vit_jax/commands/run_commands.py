@@ -71,7 +71,7 @@ def train() -> None:
 
     hosts = config.hosts
     with cli.hosts(
-        heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
+        "train", heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
         exit_codes.end_at_once_when_interrupted()
         config_flags.log_recipe(changes)
@@ -153,7 +153,7 @@ def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> 
     workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
     hosts = next(iter(runs.values())).hosts
     with cli.hosts(
-        heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
+        "train", heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
         exit_codes.end_at_once_when_interrupted()
         run_all(runs, FLAGS.workdir)

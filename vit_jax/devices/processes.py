@@ -4,8 +4,8 @@ together.
 What they compute together is XLA's business, directed by the mesh (`meshes.py`). In a run of one
 process nothing is started and every function here answers at once.
 
-All of it goes through JAX's coordination service, a small server in process 0, and not through the
-devices: those may be busy, or gone.
+They meet at the door of process 0 (`door.py`). All else goes through JAX's coordination service, a small server in
+process 0, and not through the devices: those may be busy, or gone.
 """
 
 import atexit
@@ -14,7 +14,6 @@ import faulthandler
 import itertools
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,25 +22,21 @@ import traceback
 import jax
 from jax._src import distributed as jax_distributed  # its client has no public name
 
-from vit_jax.base import logs, starts
-from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.devices import engines, gpus
+from vit_jax.base import logs
+from vit_jax.base.errors import UserError
+from vit_jax.devices import engines, gpus, meeting
+from vit_jax.devices.door import Door
+from vit_jax.devices.meeting import START_AGAIN, HostsError
 
-START_AGAIN = 42
 AUTO = "auto"  # the coordinator that the environment names
 HEARTBEAT_SECONDS = 60
 WAIT_MINUTES = 20.0
 _FAILURE = "vit_jax/failure"
 _LISTEN_SECONDS = 1.0
 _LEAVE_SECONDS = 10
+_CONNECT_SECONDS = 120
 # The same in all processes: the calls of one name come in the same order, in whatever thread.
 _turns = collections.defaultdict(itertools.count)
-
-
-class HostsError(UserError):
-    """Other processes of the run cannot be reached. Start all of them again."""
-
-    exit_code = START_AGAIN
 
 
 def initialize(
@@ -49,6 +44,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
+    command: str = "in Python",
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     wait_minutes: float = WAIT_MINUTES,
     from_environment: bool = True,
@@ -66,6 +62,7 @@ def initialize(
     Args:
       coordinator: HOST:PORT on which process 0 listens.
       num_processes, process_id: how many there are, and which of them this is.
+      command: of vit_jax, the same in all processes of a run.
       heartbeat_seconds: a process that gave no sign of life for this long is taken for dead, and
         all others end.
       wait_minutes: how long to wait for the others to join; after that, exit code 42.
@@ -73,9 +70,9 @@ def initialize(
         evaluation does not: in the shell of a worker it would join the run of that worker, and end it.
 
     Raises:
-      ConfigError: only some of the three are given, or they make no sense; or the coordinator's port is held, at the
-        first start of a run.
-      HostsError: the others cannot be joined.
+      ConfigError: only some of the three are given, or they make no sense; the processes do not belong together; or,
+        at the first start of a run, the coordinator's port is held, or its run does not admit this process.
+      HostsError: some of the others did not come, or cannot be joined.
     """
     gpus.reserve_memory(os.environ)
     given = (coordinator, num_processes, process_id)
@@ -86,35 +83,20 @@ def initialize(
     place = engines.find_place(coordinator, num_processes, process_id)
     if place is None:
         return
-    message = (
-        f"waited {wait_minutes:g} minutes for the other processes of {place.where}, and some did not come. "
-        "Is each of them started, with the same --coordinator and --num_processes?"
-    )
-    # JAX itself would abort, and say less. Its client is not connected yet, so that this process ends by itself.
-    late = threading.Timer(wait_minutes * 60, _end_alone, (message, START_AGAIN))
-    late.daemon = True
-    late.start()
-    try:
-        address = place.find_coordinator(round(wait_minutes * 60))
-        if place.process_id == 0:
-            _check_port(address)
-        jax.distributed.initialize(
-            address,
-            place.num_processes,
-            place.process_id,
-            place.local_device_ids,
-            coordinator_bind_address=_bind_address(address),
-            cluster_detection_method="deactivate",  # It would restrict the devices, see `gpus`.
-            initialization_timeout=round(wait_minutes * 60) + 60,
-            heartbeat_timeout_seconds=int(heartbeat_seconds),
-        )
-    except jax.errors.JaxRuntimeError as error:
-        raise HostsError(f"cannot join the other processes of {place.where}: {error}") from error
-    finally:
-        late.cancel()
+    seconds = wait_minutes * 60
+    own = meeting.Participant(command, place.num_processes, place.process_id)
+    address = _find_coordinator(place, seconds)
+    if place.process_id == 0:
+        door = Door(address, own)
+        with meeting.reserved_port(address) as service_port:
+            door.gather(service_port, seconds)
+            _connect(address, service_port, place, heartbeat_seconds)
+    else:
+        door = meeting.Joined(address, own, seconds)
+        _connect(address, door.service_port, place, heartbeat_seconds)
     listener = threading.Thread(target=_listen, name="vit_jax-hosts", daemon=True)
     listener.start()
-    atexit.register(_leave, listener)
+    atexit.register(_leave, listener, door)
 
 
 def index() -> int:
@@ -254,32 +236,52 @@ def _end_alone(message: str, code: int) -> None:
     _exit(code)
 
 
-def _check_port(address: str) -> None:
-    """Raises an error if process 0 cannot listen on the coordinator's port. JAX's own server crashes there, or shares
-    the port with the server of another run.
-    """
-    port = int(address.rpartition(":")[2])
-    bind_address = _bind_address(address)
-    host = bind_address.rpartition(":")[0].strip("[]") if bind_address else ""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            failure = HostsError if starts.is_restart() else ConfigError
-            raise failure(
-                f"process 0 cannot listen on the port {port} of --coordinator={address}: {error.strerror}. Is another "
-                "run, or an earlier start of this one, still there? End it, or choose another port in all processes"
-            ) from error
+def _find_coordinator(place: engines.Place, seconds: float) -> str:
+    try:
+        return place.find_coordinator(round(seconds))
+    except RuntimeError as error:  # of JAX's own search for it, such as for a pod's name
+        raise HostsError(f"cannot find process 0 of {place.where}: {error}") from error
 
 
-def _bind_address(coordinator: str) -> str | None:
-    """The address on which process 0 listens in a run on one machine: JAX would listen on all
-    interfaces. `None` leaves it to JAX.
+def _connect(
+    address: str, service_port: int, place: engines.Place, heartbeat_seconds: float
+) -> None:
+    """Joins JAX's coordination service, once all processes have met.
+
+    Args:
+      address: HOST:PORT at which they met.
+      service_port: of the service, on the same host.
+      place: this process in its run.
+      heartbeat_seconds: see `initialize`.
+
+    Raises:
+      HostsError: the service cannot be joined.
     """
-    host = coordinator.rpartition(":")[0].strip("[]")
-    return coordinator if host in ("localhost", "::1") or host.startswith("127.") else None
+    service = f"{address.rpartition(':')[0]}:{service_port}"
+    message = (
+        f"process {place.process_id} has met the others at {address}, and not all of them joined JAX's coordination "
+        f"service at {service} within {_CONNECT_SECONDS} s. Hosts must reach each other on all ports above 1023"
+    )
+    # JAX itself would abort, and say less. Its client is not connected yet, so that this process ends by itself.
+    late = threading.Timer(_CONNECT_SECONDS, _end_alone, (message, START_AGAIN))
+    late.daemon = True
+    late.start()
+    try:
+        jax.distributed.initialize(
+            service,
+            place.num_processes,
+            place.process_id,
+            place.local_device_ids,
+            # JAX would listen on all interfaces even in a run on one machine.
+            coordinator_bind_address=service if meeting.loopback_host(address) else None,
+            cluster_detection_method="deactivate",  # It would restrict the devices, see `gpus`.
+            initialization_timeout=_CONNECT_SECONDS + 60,
+            heartbeat_timeout_seconds=int(heartbeat_seconds),
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise HostsError(f"cannot join the other processes of {place.where}: {error}") from error
+    finally:
+        late.cancel()
 
 
 def _client():
@@ -307,7 +309,7 @@ def _listen() -> None:
 _left = threading.Event()
 
 
-def _leave(listener: threading.Thread) -> None:
+def _leave(listener: threading.Thread, door: Door | meeting.Joined) -> None:
     """Waits for the others as JAX would, and then for the listener: a thread that comes back from JAX's own code while
     Python ends would abort the process.
     """
@@ -316,6 +318,7 @@ def _leave(listener: threading.Thread) -> None:
     finally:
         _left.set()
         listener.join(_LEAVE_SECONDS)
+        door.close()
 
 
 _ending = threading.Lock()

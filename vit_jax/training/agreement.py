@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -25,7 +26,7 @@ from vit_jax.base import buckets, places, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
-from vit_jax.data.record import Source
+from vit_jax.data.record import Source, read_records
 from vit_jax.devices import agreement, processes
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import held_out
@@ -71,6 +72,7 @@ VARIABLES_THAT_MAY_DIFFER = {
 _MOST_CLASSES = 1_000  # that are compared by name; more are compared by their digest
 _BLOCK = 1 << 20
 _BLOCKS = 64  # of a file, evenly spread
+_SAMPLED = 8  # examples of a data set whose contents are compared
 _MOST_FILES = 100  # of a folder
 _POLL_SECONDS = 0.2
 _MOST_SECONDS = 60.0  # a network file system may keep the names in a folder for so long
@@ -196,7 +198,13 @@ def describe_config(config: Config) -> dict[str, Any]:
 
 
 def describe_data(name: str, source: Source) -> dict[str, Any]:
-    """The fields of a data set: number of examples, classes in their order, and fingerprint."""
+    """The fields of a data set: number of examples, classes in their order, fingerprint, and a sample of the contents,
+    since files that were exchanged may have equal names and sizes.
+    """
+    contents = hashlib.sha256()
+    for record in read_records(source, sampled(len(source))):
+        image = record.image
+        contents.update(image if isinstance(image, bytes) else np.ascontiguousarray(image))
     classes = list(source.classes)
     if len(classes) > _MOST_CLASSES:
         classes = hashlib.sha256(repr(classes).encode()).hexdigest()[:16]
@@ -204,7 +212,13 @@ def describe_data(name: str, source: Source) -> dict[str, Any]:
         f"the number of {name}": len(source),
         f"the classes of {name}": classes,
         f"the names, sizes, labels or order of {name} (fingerprint)": source.fingerprint(),
+        f"the contents of some of {name}": contents.hexdigest()[:16],
     }
+
+
+def sampled(count: int) -> list[int]:
+    """The examples, among so many, that hosts compare by their contents: evenly spread, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, _SAMPLED).astype(int)).tolist()
 
 
 def digest_of_path(path: pathlib.Path) -> str:

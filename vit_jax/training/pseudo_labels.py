@@ -28,7 +28,7 @@ from vit_jax.interchange import loading
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.training.assembly import Assembly
-from vit_jax.training.guards import check_classes, check_teacher, make_workdir
+from vit_jax.training.guards import check_classes, check_teacher
 
 FILE = "pseudo_labels.npz"
 
@@ -69,7 +69,6 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
     if file.exists():
         given = _read(file, identity, weights, options.teacher)
     else:
-        make_workdir(workdir)
         logging.info("%s labels %d images (%s)", options.teacher, len(images), options.split)
         given = select_confident(_ask(teacher, images, config), **chosen)
         if jax.process_index() == 0:
