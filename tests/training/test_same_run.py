@@ -1,6 +1,7 @@
 """Whether a run that is resumed is the one that was begun: its data, and where they lie."""
 
 import dataclasses
+import functools
 import pathlib
 
 import numpy as np
@@ -11,10 +12,12 @@ from vit_jax.base.durations import normal
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources import fingerprint
 from vit_jax.recipes.user_files import load_config
+from vit_jax.training import normal_forms
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields, few_other_images
 from vit_jax.training.normal_forms import forms
 from vit_jax.training.positions import check_position
+from vit_jax.training.starting import check_same_run
 
 RECIPE = str(pathlib.Path(__file__).resolve().parents[2] / "configs/digits.py")
 
@@ -239,3 +242,32 @@ def test_a_duration_that_ends_before_the_resumed_step_is_refused_and_a_finished_
     check_position(40, 40, before, before, "runs/a")
     few = of_images(tmp_path, 0, 2000), of_images(tmp_path, 1, 2000)
     check_position(40, 39, *few, "runs/a")
+
+
+def test_durations_inside_a_field_have_one_form_too(tmp_path):
+    def with_terms(start: str):
+        terms = (("supervised", {}), ("features", {"start": start}))
+        return {"objective": {"terms": terms}, "model": {}}
+
+    form = functools.partial(normal_forms.normal_value, form=None)
+    assert form(with_terms("40steps")) == form(with_terms("4e1 steps"))
+    assert form(with_terms("40 steps")) != form(with_terms("41 steps"))
+    assert form(({"start": "50 %"}, "B/16")) == form(({"start": "50%"}, "B/16"))
+    assert form(("224", "1 example of a name")) == ["224", "1 example of a name"]
+
+
+def test_a_changed_batch_size_is_never_advised_to_be_allowed(tmp_path, caplog):
+    before = described(config(tmp_path))
+    now = described(config(tmp_path), config=before["config"] | {"batch_size": 7})
+    for choice in ("error", "allow"):
+        chosen = resolve(config(tmp_path))
+        chosen = dataclasses.replace(
+            chosen, checkpoint=dataclasses.replace(chosen.checkpoint, on_config_change=choice)
+        )
+        if choice == "error":
+            with pytest.raises(ConfigError, match="put config.batch_size back") as refused:
+                check_same_run(chosen, before, now)
+            assert "allow" in str(refused.value) and "change=allow" not in str(refused.value)
+        else:
+            check_same_run(chosen, before, now)
+    assert "continuing" not in caplog.text

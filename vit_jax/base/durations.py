@@ -123,6 +123,12 @@ def normal_all(durations: Iterable[str | int]) -> tuple[str, ...]:
     return tuple(normal(duration) for duration in durations)
 
 
+def has_unit(text: str) -> bool:
+    """Whether a text is a duration with its unit, such as '40steps' or '5%', and not a plain number."""
+    matches = [_DURATION.fullmatch(part) for part in _parts(text)]
+    return all(match and match["unit"].lower() in _UNITS.keys() - {""} for match in matches)
+
+
 def duration_text(seconds: float) -> str:
     """'48 s', '3.2 min', '5.1 h' or '2.5 days'."""
     if seconds < 100:

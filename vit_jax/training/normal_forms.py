@@ -2,7 +2,7 @@
 224 and (224, 224) the same size. For comparisons of configs; a run keeps the user's spelling.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax.base import durations, schema, sizes
@@ -23,10 +23,32 @@ def forms(cls: type) -> dict[str, Callable]:
 
 
 def normal_value(value: Any, form: Callable | None) -> Any:
-    """A value in its normal form; `None` and a wrong value stay as they are."""
-    if form is None or value is None:
+    """A value in its normal form; `None` and a wrong value stay as they are.
+
+    Args:
+      value: of a field.
+      form: of the field, see `forms`; `None` if it has none. Then durations inside the value, such as those of the
+        options of a term, get their normal form.
+    """
+    if value is None:
         return value
+    if form is None:
+        return _with_normal_durations(value)
     try:
         return form(value)
     except (ConfigError, TypeError):
         return value
+
+
+def _with_normal_durations(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _normal_item(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_normal_item(item) for item in value]
+    return value
+
+
+def _normal_item(item: Any) -> Any:
+    if isinstance(item, str) and durations.has_unit(item):
+        return durations.normal(item)
+    return _with_normal_durations(item)

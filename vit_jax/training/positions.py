@@ -40,6 +40,19 @@ class _Batches:
     data: Data
 
 
+def changed_steps(saved: dict, description: dict) -> list[str]:
+    """The changed config fields that give the steps of a run other images.
+
+    Args:
+      saved: the description of a checkpoint.
+      description: of the run as it is now.
+    """
+    before = descriptions.filled_config(saved)
+    now = descriptions.filled_config(description)
+    names = _fields_of_steps(before, now)
+    return [name for name in names if _value(before, name) != _value(now, name)]
+
+
 def check_position(
     step: int, total_steps: int, saved: dict, description: dict, workdir: os.PathLike | str
 ) -> None:
@@ -59,17 +72,19 @@ def check_position(
     now = descriptions.filled_config(description)
     instead = f"or set a new --workdir and --config.init_from={workdir}"
     seen = _images_before(step, before)
-    for name, reason in _fields_of_steps(before, now).items():
+    changed = changed_steps(saved, description)
+    if changed:
+        name = changed[0]
         old = _value(before, name)
         new = _value(now, name)
-        if old != new:
-            raise ConfigError(
-                f"config.{name} = {_text(new)} differs from {_text(old)}, with which the run came to step {step:,}, "
-                f"after {seen:,} images: {reason}, and after {step:,} steps of now it would be "
-                f"{_images_before(step, now):,}{_different(now)}, so that images and the schedule would not continue "
-                f"where they were, even with config.checkpoint.on_config_change=allow. Put back "
-                f"--config.{name}={_text(old)}, {instead}"
-            )
+        reason = _fields_of_steps(before, now)[name]
+        raise ConfigError(
+            f"config.{name} = {_text(new)} differs from {_text(old)}, with which the run came to step {step:,}, after "
+            f"{seen:,} images: {reason}, and after {step:,} steps of now it would be "
+            f"{_images_before(step, now):,}{_different(now)}, so that images and the schedule would not continue "
+            f"where they were, even with config.checkpoint.on_config_change=allow. Put back "
+            f"--config.{name}={_text(old)}, {instead}"
+        )
     if step <= total_steps or not changed_fields(saved, description):
         return
     old = before["duration"]

@@ -156,11 +156,14 @@ def check_same_run(config: Config, saved: dict, description: dict) -> None:
     if not changed:
         return
     message = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
+    moved = positions.changed_steps(saved, description)
     if config.checkpoint.on_config_change == "error":
-        raise ConfigError(
-            f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
+        allow = ", or --config.checkpoint.on_config_change=allow"
+        put_back = (
+            f", or put config.{' and config.'.join(moved)} back, which no option allows to change"
         )
-    if jax.process_index() == 0:
+        raise ConfigError(f"{message}. Use another --workdir{put_back if moved else allow}")
+    if jax.process_index() == 0 and not moved:  # else `check_position` refuses it with its step
         logging.warning("%s; continuing, as config.checkpoint.on_config_change says", message)
 
 
