@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 import sys
 
 import pytest
@@ -202,6 +203,66 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     assert state == "COMPLETED", log
     assert "devices: 2 local of 4 x cpu" in log and "resumed at step" in log
     assert json.loads((workdir / "result.json").read_text())["step"] == 150
+
+
+@pytest.fixture
+def run_script(cluster, tmp_path, compilation_cache):
+    """`run_script(text)`: what a job on two nodes prints, whose script has the function `run NAME FLAGS…`: a training
+    run with a process on each node, which writes NAME.log. PROCESS in a flag becomes the process's number.
+    """
+    overrides = [f"--config.{name}={value}" for name, value in TINY.items()]
+    command = shlex.join([
+        sys.executable, "-P", "-m", "vit_jax", "train", f"--config={ROOT}/configs/digits.py", *overrides,
+        "--config.eval.evaluators=()", f"--config.compilation_cache={compilation_cache}",
+    ])  # fmt: skip
+    (tmp_path / "process.sh").write_text(f'exec {command} "${{@//PROCESS/$SLURM_PROCID}}"\n')
+
+    def run(text: str) -> str:
+        (tmp_path / "job.sh").write_text(f"""#!/bin/bash
+            run() {{
+                local name=$1; shift
+                srun --overlap --mem=3000M --ntasks-per-node=1 bash process.sh --workdir=$PWD/$name "$@" &> $name.log
+                echo $name ended with $?
+            }}
+            {text}
+        """)
+        job = cluster.command(
+            "sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--output=job.log",
+            "job.sh", cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK},
+        )  # fmt: skip
+        cluster.wait_for(job, "COMPLETED", "FAILED")
+        return (tmp_path / "job.log").read_text()
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_second_step_of_a_job_is_refused_and_the_run_of_the_first_continues(run_script, tmp_path):
+    told = run_script("""
+        run first '--config.duration=100_000 steps' &
+        until grep -qs "step 4 " first.log; do sleep 1; done
+        run second '--config.duration=4 steps'
+        tail -n 1 first/metrics.jsonl > then
+        while tail -n 1 first/metrics.jsonl | cmp -s - then; do sleep 1; done
+        scancel --signal=TERM $SLURM_JOB_ID.0
+        wait
+    """)
+    assert told.splitlines() == ["second ended with 2", "first ended with 42"]
+    second = (tmp_path / "second.log").read_text()
+    assert "cannot listen on the port" in second and "that is vit_jax train on" in second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [("optim.lr=0.00PROCESS1", "optim.lr"), ("checkpoint.every=1PROCESS steps", "checkpoint.every")],
+)  # fmt: skip
+def test_nodes_of_a_job_that_differ_all_end_with_2(run_script, tmp_path, flag, field):
+    assert run_script(f"run first '--config.{flag}'") == "first ended with 2\n"
+    log = (tmp_path / "first.log").read_text()
+    assert f"do not agree on config.{field}: process 1" in log
+    assert not (tmp_path / "first/checkpoints").exists()
 
 
 def test_a_run_that_is_launched_takes_the_nodes_and_gpus_that_it_names(

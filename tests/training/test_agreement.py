@@ -211,6 +211,35 @@ def test_a_workdir_that_one_host_does_not_share_is_refused_by_all(tmp_path):
     assert list((tmp_path / "shared").iterdir()) == []
 
 
+@pytest.mark.slow
+def test_one_path_on_two_disks_is_refused_by_all_hosts(tmp_path):
+    """Process 1 has a mount namespace of its own, with another disk at the path of the workdir."""
+    own_disk = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'mount -t tmpfs none "$0" && exec "$@"',
+        tmp_path,
+    ]
+    if subprocess.run([*own_disk, "true"]).returncode:
+        pytest.skip(
+            "this kernel lets nobody mount a disk in a namespace: the same path on two disks is not tested"
+        )
+    address = f"127.0.0.1:{free_port()}"
+    started = [
+        subprocess.Popen(
+            [*(own_disk if i == 1 else []), sys.executable, "-c", COMPARED, address, str(i), "{}", tmp_path],
+            stdout=subprocess.PIPE, text=True,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    lines = [process.communicate(timeout=PATIENCE)[0].strip() for process in started]
+    assert len(set(lines)) == 1
+    assert lines[0].startswith(f"2 process 1 does not see in --workdir={tmp_path}")
+
+
 def test_another_spelling_of_a_duration_is_no_difference(config):
     described = [
         agreement.describe_config(dataclasses.replace(config, duration=duration))
