@@ -37,6 +37,11 @@ def test_alone_nothing_is_started_and_everything_is_answered_at_once():
     processes.barrier("x")
 
 
+def test_a_coordinator_to_be_found_around_a_process_that_is_alone_is_none():
+    processes.initialize(processes.AUTO, from_environment=False)
+    assert processes.count() == 1
+
+
 def test_a_slurm_job_of_one_task_is_one_process(monkeypatch):
     for name, value in (SLURM | {"SLURM_NTASKS": "1"}).items():
         monkeypatch.setenv(name, value)

@@ -368,7 +368,8 @@ def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tm
 def test_four_processes_count_the_pixels_and_things_that_one_counts(hosts, tmp_path):
     """Mean IoU and panoptic quality are of integers, summed over processes; 22 scenes do not divide among them."""
     flags = (
-        "--config.init_from=", "--config.model.name=ViT-mu/8", "--config.data.mean=(0.5,)",
+        "--config.init_from=", "--config.augment.mixup=0.0",
+        "--config.model.name=ViT-mu/8", "--config.data.mean=(0.5,)",
         "--config.data.std=(0.5,)", "--config.data.interpolation=bilinear", "--config.optim.name=adamw",
         "--config.data.name=digit_things", "--config.data.eval_split=test[:22]", "--config.optim.lr=0",
         "--config.optim.warmup=0 steps", "--config.duration=1 steps", "--config.objective.segments=4",
