@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 
 from launch import local
-from vit_jax.base import subprocesses
+from vit_jax.base import install, subprocesses
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.recipes import shipped
@@ -205,7 +205,7 @@ def clone_to_send() -> pathlib.Path | None:
     Raises:
       ConfigError: it is another folder than this one.
     """
-    clone = shipped.clone_folder()
+    clone = install.clone_folder()
     if clone and not pathlib.Path.cwd().samefile(clone):
         raise ConfigError(
             f"vit_jax is in the clone {clone}: call this there, since the machines of the run get the folder in which "
