@@ -215,12 +215,20 @@ def clone_to_send() -> pathlib.Path | None:
 
 
 def require_checked(unchecked: list[str], options: SimpleNamespace) -> None:
-    """Raises `ConfigError` if something could not be checked, unless --unchecked is set; then it is printed alone."""
+    """Raises `ConfigError` if something could not be checked, unless --unchecked is set, or nothing is to be started:
+    then it is printed alone.
+    """
     if not unchecked:
         return
     text = "".join(f"\n  {sentence}" for sentence in unchecked)
-    if not options.unchecked:
+    if options.unchecked:
+        print(f"vit_jax launch: not checked, since --unchecked is set:{text}", file=sys.stderr)
+    elif options.dry_run:
+        print(
+            f"vit_jax launch: could not be checked from here:{text}\nto start without --dry_run, set --unchecked",
+            file=sys.stderr,
+        )
+    else:
         raise ConfigError(
             f"could not be checked from here:{text}\nnothing was started; to start all the same, set --unchecked"
         )
-    print(f"vit_jax launch: not checked, since --unchecked is set:{text}", file=sys.stderr)

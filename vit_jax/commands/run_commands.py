@@ -59,11 +59,12 @@ def train() -> None:
     if FLAGS.report:
         _check_classifies(config)
     if FLAGS.dry_run:
-        from vit_jax.base import places
+        from vit_jax.base import buckets, places
         from vit_jax.planning.dry_run import dry_run
 
         places.absolute(FLAGS.workdir or "", "--workdir")
-        result, recipe = dry_run(config, FLAGS.workdir, elsewhere=elsewhere)
+        with buckets.asking_once():
+            result, recipe = dry_run(config, FLAGS.workdir, elsewhere=elsewhere)
         cli.print_result(result | {"config": recipe}, recipe.rstrip())
         return
 
@@ -128,21 +129,28 @@ def _elsewhere() -> "Elsewhere | None":
     return find_elsewhere(FLAGS.topology, FLAGS.slices, FLAGS.price_per_chip_hour)
 
 
+def _summary(result: dict) -> str:
+    """What a line says of a run that `dry_run` has looked at."""
+    if "model" not in result:
+        return f"not checked: {'; '.join(result['unchecked'])}"
+    return f"{result['model']}, {result['parameters']:,} parameters, {result['steps']:,} steps"
+
+
 def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> None:
     """`train` of an experiment of several runs."""
     if FLAGS.dry_run:
+        from vit_jax.base import buckets
         from vit_jax.planning.dry_run import dry_run
         from vit_jax.training.guards import check_workdir
 
         if FLAGS.workdir is not None and elsewhere is None:
             check_workdir(FLAGS.workdir)
-        results = {
-            name: dry_run(config, None, tuple(runs), elsewhere)[0] for name, config in runs.items()
-        }
-        lines = [
-            f"{name}: {result['model']}, {result['parameters']:,} parameters, {result['steps']:,} steps"
-            for name, result in results.items()
-        ]
+        with buckets.asking_once():
+            results = {
+                name: dry_run(config, None, tuple(runs), elsewhere)[0]
+                for name, config in runs.items()
+            }
+        lines = [f"{name}: {_summary(result)}" for name, result in results.items()]
         cli.print_result(results, "\n".join(lines))
         return
 
