@@ -130,7 +130,7 @@ def _elsewhere() -> "Elsewhere | None":
 
 
 def _summary(result: dict) -> str:
-    """What a line says of a run that `dry_run` has looked at."""
+    """The line of a run in the answer of a dry run."""
     if "model" not in result:
         return f"not checked: {'; '.join(result['unchecked'])}"
     return f"{result['model']}, {result['parameters']:,} parameters, {result['steps']:,} steps"

@@ -110,7 +110,7 @@ def dry_run(
     elif unfit := _unfit_mesh(config, missing):
         lines.append(unfit)
     if missing:
-        reason = "" if elsewhere else f": {missing}"  # It is among what was not checked.
+        reason = "" if elsewhere else f": {missing}"  # `unchecked` has the reason.
         lines.append(f"the data was not read, its size is from a catalog{reason}")
     result = {
         "model": naming.full_name(assembly.model_config, config.model.name),
@@ -133,7 +133,7 @@ def dry_run(
 
 
 def _unchecked_lines(unchecked: list[str]) -> list[str]:
-    """The lines of a text that say what could not be checked."""
+    """A line for each sentence of `unchecked`."""
     return [f"not checked: {sentence}" for sentence in unchecked]
 
 
