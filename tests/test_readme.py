@@ -149,3 +149,4 @@ def test_every_command_of_the_readme_runs_in_its_order_in_a_fresh_environment(mi
     assert done.returncode == 0, f"{transcript}:\n{text[-5000:]}"
     for _, shown in blocks("text"):
         assert_prints(text, shown)
+    assert "\nPYTHON\n0\n" in text  # as the README says below the block
