@@ -264,7 +264,7 @@ def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
             continue
         if program == "pip":
             continue  # see the test of extras
-        if program == "python" and words[1:2] == ["-m"]:
+        if program in ("python", "python3") and words[1:2] == ["-m"]:
             assert importlib.util.find_spec(words[2]), where
             continue
         if words[1:2] == ["-c"]:

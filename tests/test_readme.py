@@ -129,8 +129,8 @@ def test_every_command_of_the_readme_runs_in_its_order_in_a_fresh_environment(mi
     programs, home = tmp_path / "bin", tmp_path / "home"
     programs.mkdir()
     home.mkdir()
-    (programs / "python").write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
-    (programs / "python").chmod(0o755)
+    (programs / "python3").write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
+    (programs / "python3").chmod(0o755)
     # The variables of a terminal after a login, and those that lead to package indexes and the hub.
     kept = {
         name: value for name, value in os.environ.items() if re.match("PIP_|SSL_|HF_|https?_", name)
