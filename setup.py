@@ -10,7 +10,7 @@ from setuptools.command.build_py import build_py
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
 install = (here / "vit_jax" / "base" / "install.py").read_text()
-repository = re.search(r'^REPOSITORY = "(.+)"', install, re.M)[1]
+repository = re.search(r'^REPOSITORY = "(.*)"', install, re.M)[1]
 
 # What TFDS needs to download and prepare; it imports importlib_resources without requiring it.
 PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
@@ -77,7 +77,7 @@ setup(
     long_description=(here / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    url=repository,
+    url=repository or None,
     python_requires=">=3.11",
     cmdclass={"build_py": BuildWithRecipes},
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),

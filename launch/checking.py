@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 
 from launch import local
-from vit_jax.base import subprocesses
+from vit_jax.base import install, subprocesses
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.recipes import shipped
@@ -205,7 +205,7 @@ def clone_to_send() -> pathlib.Path | None:
     Raises:
       ConfigError: it is another folder than this one.
     """
-    clone = shipped.clone_folder()
+    clone = install.clone_folder()
     if clone and not pathlib.Path.cwd().samefile(clone):
         raise ConfigError(
             f"vit_jax is in the clone {clone}: call this there, since the machines of the run get the folder in which "
@@ -215,12 +215,20 @@ def clone_to_send() -> pathlib.Path | None:
 
 
 def require_checked(unchecked: list[str], options: SimpleNamespace) -> None:
-    """Raises `ConfigError` if something could not be checked, unless --unchecked is set; then it is printed alone."""
+    """Raises `ConfigError` if something could not be checked, unless --unchecked is set, or nothing is to be started:
+    then it is printed alone.
+    """
     if not unchecked:
         return
     text = "".join(f"\n  {sentence}" for sentence in unchecked)
-    if not options.unchecked:
+    if options.unchecked:
+        print(f"vit_jax launch: not checked, since --unchecked is set:{text}", file=sys.stderr)
+    elif options.dry_run:
+        print(
+            f"vit_jax launch: could not be checked from here:{text}\nto start without --dry_run, set --unchecked",
+            file=sys.stderr,
+        )
+    else:
         raise ConfigError(
             f"could not be checked from here:{text}\nnothing was started; to start all the same, set --unchecked"
         )
-    print(f"vit_jax launch: not checked, since --unchecked is set:{text}", file=sys.stderr)

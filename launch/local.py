@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--max_restarts", type=int, default=5, help="in a row without a newer checkpoint")
     add("--backoff", type=float, default=1.0, help="seconds before a restart; doubles each time")
     add("--grace", type=float, default=20.0, help="seconds others have to end after one did")
-    add("--log_dir", type=pathlib.Path, help="output of each process; default: WORKDIR/logs")
+    add("--log_dir", help="output of each process; default: WORKDIR/logs")
     add("command", nargs="+", help="of vit_jax: train --config=FILE --workdir=DIR …")
     options = vars(parser.parse_args(arguments))
     for name, least in LEAST.items():
@@ -77,9 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--nodes={options['nodes']} needs --coordinator=HOST:PORT")
     command = options.pop("command")
     workdir = workdir_of(command)
-    if options["log_dir"] is None:
+    log_dir = options["log_dir"]
+    if log_dir is None:
         local = workdir if workdir and "://" not in workdir else tempfile.mkdtemp()
-        options["log_dir"] = pathlib.Path(local).expanduser() / "logs"
+        log_dir = os.path.join(local, "logs")
+    options["log_dir"] = expanded(log_dir)
     command = [sys.executable, "-m", "vit_jax", *command]
     local = value_of(command, "--config.checkpoint.local")
     return Supervisor(command=command, workdir=workdir, local=local, **options).run()
@@ -285,14 +287,30 @@ def newest_step(workdir: str | None, local: str | None = None) -> int:
         command = [sys.executable, "-c", IN_BUCKET, f"{workdir}/checkpoints"]
         names = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
     else:
-        workdir = str(pathlib.Path(workdir).expanduser().absolute())
+        workdir = str(expanded(workdir).absolute())
         folder = pathlib.Path(workdir) / "checkpoints"
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     if local:  # SESSION.PROCESS.STEP, see vit_jax/checkpoints/tiers.py
         run = hashlib.sha256(workdir.encode()).hexdigest()[:12]
-        files = pathlib.Path(local).expanduser().glob(f"vit_jax-{run}/*")
+        files = expanded(local).glob(f"vit_jax-{run}/*")
         names += [file.name.rpartition(".")[2] for file in files]
     return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def expanded(path: str) -> pathlib.Path:
+    """A local path with `~` expanded, as by `places.expanded` of vit_jax, which this file does not import.
+
+    Raises:
+      SystemExit: the user's home folder is not known; with 2, after a sentence.
+    """
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        say(
+            f"{path}: the home folder is not known, for HOME is not set and this user has no entry in the system's "
+            "list: set HOME, or an absolute path"
+        )
+        raise SystemExit(2) from None
 
 
 def last_attempt(log_dir: pathlib.Path) -> int:

@@ -65,7 +65,12 @@ READERS = {
         "tests/test_trouble.py",
     ),
     "docs/notebooks/": ("tests/test_notebooks.py",),
-    "README.md": ("tests/test_docs.py", "tests/launch/test_guides.py"),
+    "README.md": (
+        "tests/test_docs.py",
+        "tests/test_readme.py",
+        "tests/launch/test_guides.py",
+        "tests/test_site.py",
+    ),
     "CONTRIBUTING.md": ("tests/test_docs.py",),
     "CHANGELOG.md": (),
     "launch/": ("tests/launch/test_scripts.py",),

@@ -88,7 +88,10 @@ NOT_PREPARED = {
     "lost_and_found": "needs its data set",
 }
 # Commands that end with the sentence that the checkpoint, which stands in for a larger one, does not fit.
-NOT_FITTING = ("mae.py:B/16 --workdir=DIR --config.init_from=CHECKPOINT",)
+NOT_FITTING = (
+    "mae.py:B/16 --workdir=DIR --config.init_from=CHECKPOINT",
+    "digits_finetune --config.init_from=runs/digits",
+)
 # Commands for a model with exits, which the one that stands in has not.
 EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
 # Commands for a model with more blocks than the one that stands in.
@@ -108,7 +111,7 @@ STAND_INS = {
     r"--config.model.num_classes=21841": "--config.model.num_classes=2",
     r"--register=.*": "--register={folder}/mine.py",
     r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",
-    r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR|RUN\d)": r"\1{folder}/trained",
+    r"(.*=|)(/data/runs/b16|runs/digits|CHECKPOINT|WORKDIR|RUN\d)": r"\1{folder}/trained",
     r'(.*=\(")CHECKPOINT(",\))': r"\1{folder}/trained\2",
     r'(.*=\(")CHECKPOINT(", ")CHECKPOINT("\))': r"\1{folder}/trained\2{folder}/trained\3",
     r"--image_size=512x1024": "--image_size=224x336",  # two windows
@@ -157,6 +160,7 @@ def sandbox(tmp_path_factory):
         (folder / name).write_bytes(image.read_bytes())
     (folder / "mine.py").write_text("")
     (folder / "CLASSES").symlink_to(folder / "IMAGES")
+    (folder / "photos").symlink_to(folder / "IMAGES")
     (folder / "configs").symlink_to(ROOT / "configs")
     prepare(str(folder / "IMAGES"), str(folder / "SET"))
     config = vit_jax.load_config(str(ROOT / "configs/folder.py"))
@@ -260,7 +264,7 @@ def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
             continue
         if program == "pip":
             continue  # see the test of extras
-        if program == "python" and words[1:2] == ["-m"]:
+        if program in ("python", "python3") and words[1:2] == ["-m"]:
             assert importlib.util.find_spec(words[2]), where
             continue
         if words[1:2] == ["-c"]:
@@ -306,8 +310,11 @@ def test_extras_of_the_guides_exist():
             assert f'"{extra}": ' in setup, (guide.name, extra)
 
 
-@pytest.mark.parametrize("guide", ["docs/checkpoints.md", "docs/python.md"])
-def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
+@pytest.mark.parametrize(
+    ("guide", "trains"),
+    [("README.md", []), ("docs/checkpoints.md", []), ("docs/python.md", ["/tmp/digits"])],
+)
+def test_the_python_of_a_guide_runs(inside, monkeypatch, guide, trains):
     trained = []
     monkeypatch.setattr(loop, "train", lambda config, workdir, **_: trained.append(workdir))
     create = registry.create_model
@@ -318,8 +325,8 @@ def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
 
     monkeypatch.setattr(registry, "create_model", small)
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.S))
-    exec(code.replace("/data/runs/b16", f"{inside}/trained"), {})
-    assert trained == ([] if guide == "docs/checkpoints.md" else ["/tmp/digits"])
+    exec(re.sub("/data/runs/b16|runs/digits", f"{inside}/trained", code), {})
+    assert trained == trains
 
 
 def test_pages_and_pictures_that_the_guides_link_to_exist_and_pictures_are_small():

@@ -11,7 +11,7 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from vit_jax.base.install import REPOSITORY, _command
+from vit_jax.base.install import REPOSITORY, _command, clone_folder
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GIT = {"url": "https://host/team/vit_jax", "vcs_info": {"vcs": "git", "commit_id": "abc123"}}
@@ -21,16 +21,35 @@ ARCHIVE = {"url": "https://host/vit_jax-0.2.0.tar.gz", "archive_info": {}}
 @pytest.mark.parametrize(
     ("origin", "requirement"),
     [
-        (None, f"vit_jax[hub] @ git+{REPOSITORY}"),
         (GIT, "vit_jax[hub] @ git+https://host/team/vit_jax@abc123"),
         (ARCHIVE, "vit_jax[hub] @ https://host/vit_jax-0.2.0.tar.gz"),
     ],
-    ids=["unknown", "repository", "archive"],
+    ids=["repository", "archive"],
 )
 def test_an_extra_is_installed_from_where_the_package_came_from(origin, requirement):
-    words = shlex.split(_command("hub", json.dumps(origin) if origin else ""))
+    words = shlex.split(_command("hub", json.dumps(origin), None, ""))
     assert words == ["pip", "install", requirement]
     assert Requirement(requirement).extras == {"hub"}
+
+
+@pytest.mark.parametrize(
+    ("clone", "repository", "requirement"),
+    [
+        (ROOT, "", f"{ROOT}[hub]"),
+        (ROOT, "https://host/team/vit_jax", f"{ROOT}[hub]"),
+        (None, "https://host/team/vit_jax", "vit_jax[hub] @ git+https://host/team/vit_jax"),
+        (None, "", "vit_jax[hub]"),
+    ],
+    ids=["clone", "clone of a published one", "published", "unknown"],
+)
+def test_where_the_origin_is_not_known_an_extra_is_installed_from_the_clone_or_by_name(
+    clone, repository, requirement
+):
+    assert shlex.split(_command("hub", "", clone, repository))[2:] == [requirement]
+
+
+def test_a_clone_is_a_folder_that_pip_can_install():
+    assert clone_folder() == ROOT and (ROOT / "setup.py").is_file()
 
 
 def test_an_extra_of_a_clone_or_a_wheel_is_installed_from_its_path(tmp_path):
@@ -38,12 +57,12 @@ def test_an_extra_of_a_clone_or_a_wheel_is_installed_from_its_path(tmp_path):
     folder.mkdir()
     wheel.touch()
     clone = {"url": folder.as_uri(), "dir_info": {"editable": True}}
-    words = shlex.split(_command("hub", json.dumps(clone)))
+    words = shlex.split(_command("hub", json.dumps(clone), ROOT, ""))
     assert words == ["pip", "install", "--editable", f"{folder}[hub]"]
     built = json.dumps({"url": wheel.as_uri(), "archive_info": {}})
-    assert shlex.split(_command("hub", built))[-1] == f"vit_jax[hub] @ {wheel.as_uri()}"
+    assert shlex.split(_command("hub", built, None, ""))[-1] == f"vit_jax[hub] @ {wheel.as_uri()}"
     wheel.unlink()
-    assert shlex.split(_command("hub", built))[-1].endswith(f"git+{REPOSITORY}")
+    assert shlex.split(_command("hub", built, None, ""))[-1] == "vit_jax[hub]"
 
 
 def test_every_message_about_an_extra_uses_the_one_sentence_and_names_one_that_there_is():
@@ -61,15 +80,16 @@ def test_every_message_about_an_extra_uses_the_one_sentence_and_names_one_that_t
     assert {"gcs", "s3"} <= extras  # of `base/buckets.py`
 
 
-def test_all_files_have_the_address_of_the_repository_that_is_in_the_code():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "launch").rglob("*")]
-    for page in (page for page in pages if page.is_file() and page.suffix != ".pyc"):
-        assert "HOST/OWNER" not in page.read_text(), (
-            f"{page}: nobody can run a command with a placeholder"
-        )
-        for address in re.findall(r"git\+(\w+://[^\s'\"`@]+)", page.read_text()):
-            assert address.rstrip("/").removesuffix(".git") == REPOSITORY, page
+def test_no_page_has_a_placeholder_for_the_address_and_all_have_the_one_that_is_in_the_code():
+    assert re.fullmatch(r"(https://[a-z][\w.-]*[a-z](/[\w.-]+)+)?", REPOSITORY)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*"), *(ROOT / "launch").rglob("*")]
+    pages += (ROOT / "vit_jax").rglob("*.py")
+    for page in (page for page in pages if page.suffix in (".md", ".py", ".sh", ".yaml", ".ipynb")):
+        text = page.read_text()
+        assert "HOST/OWNER" not in text, f"{page}: nobody can run a command with a placeholder"
+        for address in re.findall(r"git\+(https://[\w./-]+)", text):
+            assert address.removesuffix(".git") == REPOSITORY, page
     done = subprocess.run(
         [sys.executable, "setup.py", "--url"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.stdout.split()[-1] == REPOSITORY, done.stderr
+    assert done.stdout.split()[-1] == (REPOSITORY or "None"), done.stderr

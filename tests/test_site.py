@@ -56,6 +56,6 @@ def test_every_guide_is_in_the_navigation():
 def test_examples_flags_and_lists_look_as_they_were_meant(site):
     reference = (site / "reference" / "index.html").read_text()
     assert "<blockquote>" not in reference and "&gt;&gt;&gt;" not in reference
-    assert '<span class="flag">--workdir</span>=' in (site / "index.html").read_text()
+    assert '<span class="flag">--dry_run</span>' in (site / "index.html").read_text()
     finetuning = (site / "finetuning" / "index.html").read_text()
     assert "- Several" not in finetuning and "<li>Several" in finetuning

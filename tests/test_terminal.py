@@ -174,3 +174,16 @@ def test_only_whole_alarms_are_hidden():
     assert native_log.without_alarms_of(b"a\n" + half) == (b"a\n", half)
     assert native_log.without_alarms_of(b"status\r" + ALARM) == (b"status\r", b"")
     assert native_log.without_alarms_of(other + b"b\n")[1] == other + b"b\n"  # until it is late
+
+
+def test_of_a_library_below_a_clone_that_is_called_vit_jax_only_warnings_are_shown(tmp_path):
+    library = tmp_path / "vit_jax/.venv/lib/library.py"
+    library.parent.mkdir(parents=True)
+    library.write_text(
+        "from absl import logging\nlogging.info('a detail')\nlogging.warning('a warning')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BEGIN}sys.path.append({str(library.parent)!r})\nimport library\n"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stderr.endswith(" W a warning\n") and "a detail" not in done.stderr

@@ -10,11 +10,11 @@ Exit codes: 0 done; 1 error, or too many restarts; 2 the command line or the con
 by a signal after saving, start me again.
 """
 
-import pathlib
 import sys
 from types import SimpleNamespace
 
 from launch import checking, flags
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
 
@@ -88,6 +88,7 @@ def start(
 ) -> None:  # fmt: skip
     checking.require_checked(checked.unchecked, options)
     scaling = scaling_of(options)
+    storage = places.absolute(options.storage, "--storage")
     if options.dry_run:
         print(
             f"# ray.train.ScalingConfig(**{scaling}), each worker:\npython -m vit_jax {' '.join(command)}"
@@ -104,7 +105,7 @@ def start(
         slices=options.slices,
         environment=flags.variables(options.env),
         max_restarts=options.max_restarts,
-        storage=str(pathlib.Path(options.storage).expanduser()) if options.storage else None,
+        storage=storage or None,
     )
     ray_train.connect(wanted)
     sys.exit(ray_train.run(wanted))

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 from launch import checking, flags, google_cloud, shell
 from vit_jax import __version__
+from vit_jax.base import install
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.devices import chips
 from vit_jax.recipes import shipped
@@ -131,7 +132,7 @@ class Slices:
 
     def install(self) -> None:
         bucket = f" --bucket={self._options.bucket}" if self._options.bucket else ""
-        version = "" if shipped.clone_folder() else f" --version={__version__}"
+        version = "" if install.clone_folder() else f" --version={__version__}"
         with tempfile.TemporaryDirectory() as folder:
             archive = f"{folder}/vit_jax.tar.gz"
             self._pack(archive)
@@ -158,7 +159,7 @@ class Slices:
 
     def _pack(self, archive: str) -> None:
         """What all workers get: this folder, with the recipes in it, and `launch/`."""
-        clone = shipped.clone_folder()
+        clone = install.clone_folder()
         print(f"# {archive}: {Path.cwd()} without {', '.join(sorted(NOT_SENT))}")
         if self._options.dry_run:
             return

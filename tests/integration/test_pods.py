@@ -42,11 +42,14 @@ PATH = ["prepare", "prepare", "plan", "train", "evaluate", "report"]
 def path_of_the_guide() -> list[list[str]]:
     """The commands of the numbered steps, without the name of the program."""
     text = (ROOT / "docs/pods.md").read_text().splitlines()
-    last = max(number for number, line in enumerate(text, 1) if line.startswith("## 6. "))
+    begin, last = (
+        next(number for number, line in enumerate(text, 1) if line.startswith(f"## {step}. "))
+        for step in (1, 6)
+    )
     end = next(n for n, line in enumerate(text, 1) if n > last and line.startswith("## "))
     found = []
     for where, words in lines_of(ROOT / "docs/pods.md"):
-        if int(where.partition(":")[2]) < end and words[0] != "gcloud":
+        if begin < int(where.partition(":")[2]) < end and words[0] != "gcloud":
             found.append(words[1:])
     return found
 

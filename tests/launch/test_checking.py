@@ -72,14 +72,71 @@ def test_data_of_a_mounted_bucket_is_read_from_the_bucket_itself(quick_check, bu
     assert f"{bucket}/data" in data and "/mnt/bkt" not in data
 
 
-def test_what_cannot_be_checked_is_refused_unless_it_is_allowed(launch):
+def test_what_cannot_be_checked_is_refused_unless_it_is_allowed(launch, stand_in):
+    calls = stand_in("kubectl", "")
     evaluate = ("evaluate", "--follow", "--checkpoint=gs://b/run")
-    flags = ("--name=b", "--topology=v5e:8x8", "--image=i", "--dry_run")
+    flags = ("--name=b", "--topology=v5e:8x8", "--image=i")
     code, out, err = launch("gke", *flags, "--", *evaluate)
     assert code == 2 and "'evaluate' has no --dry_run" in err and "set --unchecked" in err
-    assert "JobSet" not in out
-    code, out, err = launch("gke", *flags, "--unchecked", "--", *evaluate)
+    assert "create" not in calls.read_text()
+    code, out, err = launch("gke", *flags, "--unchecked", "--dry_run", "--", *evaluate)
     assert code == 0 and "not checked, since --unchecked is set" in err and "kind: JobSet" in out
+
+
+LAPTOP = ("train", "--config=folder", "--config.data.path=/shared/images", "--workdir=/shared/run")
+
+
+@pytest.mark.parametrize(
+    ("engine", "program"),
+    [
+        (("slurm", "--nodes=4", "--gpus_per_node=2"), "train.sbatch"),
+        (("ray", "--address=auto", "--nodes=4", "--gpus_per_node=2"), "python -m vit_jax"),
+        (("local", "--processes=2", "--devices_per_process=4"), "local.py"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_dry_run_where_the_data_is_not_prints_the_command_and_what_was_not_checked(
+    launch, engine, program
+):
+    code, out, err = launch(*engine, "--dry_run", "--", *LAPTOP)
+    assert code == 0, err
+    assert program in out and "--config.data.path=/shared/images" in out
+    assert err.count("config.data.path = '/shared/images' does not exist") == 1
+    assert "steps, memory, time and cost" in err and "--unchecked" in err
+
+
+def test_a_run_whose_data_is_not_here_is_not_started_without_unchecked(launch):
+    code, out, err = launch("slurm", "--nodes=4", "--gpus_per_node=2", "--", *LAPTOP)
+    assert code == 2 and "nothing was started" in err and "sbatch" not in out
+
+
+def test_a_bucket_that_does_not_answer_is_asked_once_and_reported_once(launch, bucket, faults):
+    faults.inject("status", status=404)
+    faults.forget_requests()
+    words = ("--config=folder", "--config.data.name=prepared", f"--workdir={bucket}/run")
+    name = bucket.removeprefix("gs://")
+    flags = ("--name=b", "--topology=v5e:8x8", "--image=i", f"--bucket={name}", "--dry_run")
+    code, out, err = launch(
+        "gke", *flags, "--", "train", *words, f"--config.data.path=/mnt/{name}/x"
+    )
+    assert code == 0 and "kind: JobSet" in out, err
+    assert err.count("there is no such bucket") == 1
+    assert f"config.data.path={bucket}/x: {bucket} cannot be read from here" in err
+    assert len(faults.requests()) == 1
+
+
+def test_of_an_experiment_whose_data_is_not_here_each_run_says_so(command):
+    words = (
+        "--config=experiments/pooling",
+        "--config.data.name=folder",
+        "--config.data.path=/shared/x",
+    )
+    code, out, err = command(
+        "train", *words, "--workdir=/shared/run", "--dry_run", "--topology=cpu:8"
+    )
+    assert code == 0, err
+    lines = out.splitlines()
+    assert len(lines) > 1 and all("'/shared/x' does not exist" in line for line in lines)
 
 
 def test_a_missing_compiler_is_reported_and_the_mesh_is_checked_all_the_same(

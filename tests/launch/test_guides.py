@@ -2,13 +2,15 @@
 loopback.
 """
 
+import re
+
 import cv2
 import numpy as np
 import pytest
 from etils import epath
 
 from launch.main import ENGINES
-from tests.guide_commands import ours
+from tests.guide_commands import lines_of, ours
 from tests.launch.test_scripts import ROOT
 from vit_jax.data.preparation.prepare import prepare
 
@@ -57,5 +59,17 @@ def test_a_run_is_launched_as_printed(words, launch, data, bucket, tmp_path, mon
     assert code == 0 and out, err
 
 
-def test_a_guide_prints_a_launch_by_every_engine():
-    assert {words[1] for words in LAUNCHES} == set(ENGINES)
+def test_a_guide_prints_the_launch_of_the_real_recipe_by_every_engine():
+    real = [words for words in LAUNCHES if "--config=configs/vit_i21k.py:B/16,light2" in words]
+    assert {words[1] for words in real} == set(ENGINES)
+
+
+def test_pods_begins_with_a_launch_whose_words_are_all_explained():
+    page = ROOT / "docs/pods.md"
+    _, words = next(lines_of(page))
+    assert words[:2] == ["vit_jax", "launch"]
+    table = [line for line in page.read_text().partition("## ")[0].splitlines() if line[:2] == "| "]
+    explained = set(re.findall(r"`([^`]+)`", " ".join(line.split("|")[1] for line in table)))
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    last = {flag for flag in flags if f".{flag.rpartition('.')[2]}" in explained}
+    assert explained >= flags - last | {words[2]}

@@ -279,3 +279,30 @@ def test_a_wrong_command_line_is_refused(arguments, words):
     command = [sys.executable, LOCAL, *arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2 and words in result.stderr, result.stderr
+
+
+# The files of the interpreter may be root's alone: the supervisor is read before the process is another user's.
+WITHOUT_A_HOME = f"""
+import os, runpy, sys
+main = runpy.run_path({str(LOCAL)!r})["main"]
+os.setuid(12345)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--log_dir=~/logs", "--", "train", "--workdir=gs://bucket/run"),
+        ("--", "train", "--workdir=~/run"),
+    ],
+)
+def test_without_a_home_no_folder_is_made_that_is_called_by_its_sign(arguments, tmp_path):
+    if os.getuid():
+        pytest.skip("only root can take the number of a user without an entry")
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    command = [sys.executable, "-c", WITHOUT_A_HOME, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "the home folder is not known" in done.stdout and "set HOME" in done.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 their errors mean. What a path is, and all that is done with one, is in `places`.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -88,6 +89,18 @@ def check_name(address: str, field: str) -> None:
 
 
 _reached: set[tuple[str, str]] = set()
+_asked_in_vain: set[tuple[str, str]] | None = None  # buckets, within `asking_once`
+
+
+@contextlib.contextmanager
+def asking_once() -> Iterator[None]:
+    """Within it a bucket that has not answered is not asked again, for which each question would wait again."""
+    global _asked_in_vain
+    _asked_in_vain = set()
+    try:
+        yield
+    finally:
+        _asked_in_vain = None
 
 
 def check_reachable(address: str, field: str) -> None:
@@ -102,6 +115,12 @@ def check_reachable(address: str, field: str) -> None:
     scheme, bucket, key = parts(address)
     if (scheme, bucket) in _reached:
         return
+    if _asked_in_vain is not None:
+        if (scheme, bucket) in _asked_in_vain:
+            raise ConfigError(
+                f"{field}{address}: {scheme}://{bucket} cannot be read from here, see above"
+            )
+        _asked_in_vain.add((scheme, bucket))  # unless it answers, and is in `_reached` then
     importlib.import_module(_PACKAGES[scheme][0])  # which is no part of the bucket's answer
     outcome: list[Exception | None] = []
 

@@ -21,6 +21,8 @@ _CONTROL = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+# Files of libraries may be below a clone that is called vit_jax, too.
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # After this many seconds of one thing XLA's alarms are hidden, which it raises after 120.
 _ALARMS = 60.0
 _screen: "Screen | None" = None  # of this process, once it has shown a status
@@ -180,8 +182,7 @@ def _ours() -> bool:
 
 
 def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
-    ours = f"{os.sep}vit_jax{os.sep}" in record.pathname
-    return ours or record.levelno >= python_logging.WARNING
+    return record.pathname.startswith(_PACKAGE) or record.levelno >= python_logging.WARNING
 
 
 def _unraisable(unraisable) -> None:

@@ -52,23 +52,18 @@ def train() -> None:
     elsewhere = _elsewhere()
     runs, changes = config_flags.load_recipe(settings)
     config_flags.warn_of_unread(list(runs.values())[-1], changes)
-    if "" not in runs:
-        _train_all(runs, elsewhere)
-        return
-    config = runs[""]
-    if FLAGS.report:
-        _check_classifies(config)
+    if FLAGS.report and "" in runs:
+        _check_classifies(runs[""])
     if FLAGS.dry_run:
-        from vit_jax.base import places
-        from vit_jax.planning.dry_run import dry_run
-
-        places.absolute(FLAGS.workdir or "", "--workdir")
-        result, recipe = dry_run(config, FLAGS.workdir, elsewhere=elsewhere)
-        cli.print_result(result | {"config": recipe}, recipe.rstrip())
+        _dry_run(runs, elsewhere)
+        return
+    if "" not in runs:
+        _train_all(runs)
         return
 
     from vit_jax.training.loop import train
 
+    config = runs[""]
     hosts = config.hosts
     with cli.hosts(
         "train", heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
@@ -128,24 +123,37 @@ def _elsewhere() -> "Elsewhere | None":
     return find_elsewhere(FLAGS.topology, FLAGS.slices, FLAGS.price_per_chip_hour)
 
 
-def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> None:
-    """`train` of an experiment of several runs."""
-    if FLAGS.dry_run:
-        from vit_jax.planning.dry_run import dry_run
-        from vit_jax.training.guards import check_workdir
+def _dry_run(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> None:
+    """`train --dry_run` of one run, which is called '', or of an experiment of several."""
+    from vit_jax.base import buckets, places
+    from vit_jax.planning.dry_run import dry_run
+    from vit_jax.training.guards import check_workdir
 
-        if FLAGS.workdir is not None and elsewhere is None:
-            check_workdir(FLAGS.workdir)
+    if "" in runs:
+        places.absolute(FLAGS.workdir or "", "--workdir")
+        with buckets.asking_once():
+            result, recipe = dry_run(runs[""], FLAGS.workdir, elsewhere=elsewhere)
+        cli.print_result(result | {"config": recipe}, recipe.rstrip())
+        return
+    if FLAGS.workdir is not None and elsewhere is None:
+        check_workdir(FLAGS.workdir)
+    with buckets.asking_once():
         results = {
             name: dry_run(config, None, tuple(runs), elsewhere)[0] for name, config in runs.items()
         }
-        lines = [
-            f"{name}: {result['model']}, {result['parameters']:,} parameters, {result['steps']:,} steps"
-            for name, result in results.items()
-        ]
-        cli.print_result(results, "\n".join(lines))
-        return
+    lines = [f"{name}: {_summary(result)}" for name, result in results.items()]
+    cli.print_result(results, "\n".join(lines))
 
+
+def _summary(result: dict) -> str:
+    """The line of a run in the answer of a dry run."""
+    if "model" not in result:
+        return f"not checked: {'; '.join(result['unchecked'])}"
+    return f"{result['model']}, {result['parameters']:,} parameters, {result['steps']:,} steps"
+
+
+def _train_all(runs: "dict[str, ConfigDict]") -> None:
+    """`train` of an experiment of several runs."""
     from vit_jax.checkpoints import storage
     from vit_jax.studies import report as reports
     from vit_jax.studies.sweep import run_all

@@ -80,8 +80,8 @@ def dry_run(
         unchecked.append(f"the data: {missing}")
     if examples is None:
         unchecked.append("steps, memory, time and cost, which depend on the number of examples")
-        lines = [f"the data was not read: {missing}"]
-        return {"unchecked": unchecked, "lines": lines, "local": config.checkpoint.local}, ""
+        result = {"unchecked": unchecked, "lines": [], "local": config.checkpoint.local}
+        return result, "\n".join(_unchecked_lines(unchecked))
     assembly = assemble(
         config,
         num_classes=classes,
@@ -110,7 +110,8 @@ def dry_run(
     elif unfit := _unfit_mesh(config, missing):
         lines.append(unfit)
     if missing:
-        lines.append(f"the data was not read, its size is from a catalog: {missing}")
+        reason = "" if elsewhere else f": {missing}"  # `unchecked` has the reason.
+        lines.append(f"the data was not read, its size is from a catalog{reason}")
     result = {
         "model": naming.full_name(assembly.model_config, config.model.name),
         "parameters": registry.count_parameters(assembly.model_config),
@@ -127,7 +128,13 @@ def dry_run(
         "lines": lines,
         "local": config.checkpoint.local,
     }
-    return result, announce.recipe(assembly, lines, suite)
+    head = [*lines, *_unchecked_lines(unchecked)] if elsewhere else lines
+    return result, announce.recipe(assembly, head, suite)
+
+
+def _unchecked_lines(unchecked: list[str]) -> list[str]:
+    """A line for each sentence of `unchecked`."""
+    return [f"not checked: {sentence}" for sentence in unchecked]
 
 
 def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike) -> None:

@@ -38,11 +38,6 @@ def launch_folder() -> pathlib.Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "launch"
 
 
-def clone_folder() -> pathlib.Path | None:
-    """The clone that the package is in; `None` if it is installed."""
-    return None if (_PACKAGE / "launch").is_dir() else _PACKAGE.parent
-
-
 def find_launch() -> None:
     """Makes `import launch` find `launch_folder`, which an installed package has inside."""
     folder = launch_folder()

@@ -1,0 +1,122 @@
+"""Whether a file for another library says all of a model: before it is written, it is read as that library's files are.
+
+A writer translates tensors and the options that it knows. What it does not know, such as an option that is newer than
+the format's rules, would be left out without a word, and the other library would compute another network. Our reader
+computes what that library does (tests compare them), so the model that it finds must be the one that is written.
+"""
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from flax import nnx
+
+from vit_jax.base import schema
+from vit_jax.base.errors import CheckpointError, UserError, reason
+from vit_jax.base.lazy_array import LazyArray
+from vit_jax.interchange import state_dicts
+from vit_jax.interchange.checkpoint_file import CheckpointFile
+from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
+from vit_jax.models import registry
+from vit_jax.models.classifier import ClassifierConfig
+
+_ROLES = ("size", "structure", "convention")
+
+
+class _Planned(CheckpointFile):
+    """A file or folder that is going to be written, without what our code would write for itself alone.
+
+    Args:
+      path: where it is going to be.
+      container: see `CheckpointFile`.
+      tensors: (shape, type) of each tensor, by name.
+      config_json: content of a folder's config.json.
+    """
+
+    def __init__(
+        self,
+        path: epath.Path,
+        container: str,
+        tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+        config_json: Mapping[str, Any],
+    ):
+        self.path = path
+        self.container = container
+        self.head = b""
+        lazy = {name: LazyArray(*spec, _unread) for name, spec in tensors.items()}
+        if container == "safetensors":
+            lazy = state_dicts.without_wrappers(lazy)
+        # In the place of cached properties.
+        vars(self).update(config=dict(config_json), header={}, _content=(lazy, {}))
+
+
+def check(
+    config: ClassifierConfig,
+    format: str,
+    read: Callable[[CheckpointFile, ReadOptions], LoadedCheckpoint],
+    path: epath.Path,
+    container: str,
+    tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    config_json: Mapping[str, Any] = types.MappingProxyType({}),
+) -> None:
+    """Checks that what is going to be written is read as the same network.
+
+    Args:
+      config: of the model as the format expresses it.
+      format: its name.
+      read: the function that reads files of the format.
+      path: of the file or folder.
+      container: 'folder', 'npz' or 'safetensors'.
+      tensors: (shape, type) of each tensor that is going to be written, by name.
+      config_json: what a folder says beside its tensors.
+
+    Raises:
+      CheckpointError: the format leaves an option out, or has other tensors for such a model.
+    """
+    planned = _Planned(path, container, tensors, config_json)
+    try:
+        again = read(planned, ReadOptions({}, vars(config), allow_nonfinite=True)).model_config
+    except UserError as error:
+        raise CheckpointError(
+            f"{path} is not written: the format {format} has other tensors for such a model, and its file would be "
+            f"refused: {reason(error)}"
+        ) from error
+    lost = _different_options(config, again)
+    if not lost or _program(config) == _program(_with_options_of(again, lost, config)):
+        return
+    ours = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)
+    theirs = ", ".join(f"{name}={getattr(again, name)!r}" for name in lost)
+    raise CheckpointError(
+        f"{path} is not written: the format {format} cannot say {ours}, and its code would compute another network, "
+        f"with {theirs}"
+    )
+
+
+def _different_options(config: ClassifierConfig, read: ClassifierConfig) -> list[str]:
+    """The options that change what a network computes and differ between two configs."""
+    names = ["image_size", *schema.with_role(type(config), *_ROLES)]
+    return [name for name in names if getattr(config, name) != getattr(read, name)]
+
+
+def _with_options_of(
+    again: ClassifierConfig, names: list[str], config: ClassifierConfig
+) -> ClassifierConfig:
+    return dataclasses.replace(config, **{name: getattr(again, name) for name in names})
+
+
+def _program(config: ClassifierConfig) -> str:
+    """The forward pass of a network as a text. Equal texts compute the same, whatever options say: many have no effect
+    beside others.
+    """
+    definition, weights = registry.abstract_weights(config)
+    images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), np.float32)
+    program = jax.make_jaxpr(lambda weights, images: nnx.merge(definition, *weights)(images))
+    return str(program(weights, images))
+
+
+def _unread() -> np.ndarray:
+    raise AssertionError("a planned file has no content")
