@@ -50,6 +50,15 @@ def sgd(p, grads, config, keep):
         yield p
 
 
+def lars(p, grads, config, keep):
+    m = np.zeros_like(p)
+    for g in grads:
+        m = config.b1 * m + 1e-3 * np.linalg.norm(p) / np.linalg.norm(g) * g
+        p = p - config.lr * m
+        m = keep(m)
+        yield p
+
+
 def lion(p, grads, config, keep):
     m = np.zeros_like(p)
     for g in grads:
@@ -80,10 +89,10 @@ def rmsprop(p, grads, config, keep):
         yield p
 
 
-# Without decay LAMB has no trust ratio and is Adam, and LARS is SGD; `test_trust.py` has the ratio.
+# Without decay LAMB has no trust ratio and is Adam; `test_trust.py` has the ratio.
 REFERENCES = {
     "adamw": adamw, "nadamw": nadamw, "lamb": adamw, "sgd": sgd, "lion": lion,
-    "adafactor": adafactor, "rmsprop": rmsprop, "lars": sgd,
+    "adafactor": adafactor, "rmsprop": rmsprop, "lars": lars,
 }  # fmt: skip
 
 
