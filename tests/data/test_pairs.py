@@ -11,6 +11,7 @@ import sentencepiece
 import tensorflow_datasets as tfds
 import tokenizers
 
+from tests import lazily
 from tests.data.test_tar import image, write_tar
 from tests.data.tiny_tfds import write_tfds
 from vit_jax.base.errors import ConfigError
@@ -24,6 +25,8 @@ from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import ObjectiveContext, SavedObjective
 from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
 from vit_jax.training.assembly import resolve
+
+transformers = lazily.Package("transformers")
 
 ODD = (
     "", " ", "a", "A Dog!", "naïve café", "香蕉 and 🍌", "x" * 300, "tab\tnew\nline", "<eos>", "<pad> in text", "ß ﬁ İ",
@@ -301,3 +304,30 @@ def test_scenes_have_captions_that_name_their_digits_and_some_are_empty():
         digits = sorted((value & 255) - 1 for value in np.unique(label_map) if value)
         assert pairs.captions(index) == (" and ".join(names[digit] for digit in digits),)
         assert np.array_equal(pairs[index].image, things[index].image)
+
+
+PUNCTUATED = [
+    "A dog, and a cat.", "Two dogs!", "the cat-sat on (the) mat", "DOGS & CATS: both?", "naïve café…", "it's 50% off",
+    "", "  spaces\tand\nlines ", "a_b", "“quoted” dog", "dog " * 40, "#dog @cat", "...",
+]  # fmt: skip
+
+
+def test_tokens_of_a_siglip_folder_are_those_of_transformers(tmp_path):
+    pieces = piece_model(tmp_path)
+    processor = transformers.SiglipTokenizer(
+        pieces, eos_token="<eos>", pad_token="<eos>", unk_token="<unk>"
+    )
+    processor.save_pretrained(tmp_path / "folder")
+    rows = texts.TextRows(ImageTextOptions(tokenizer=str(tmp_path / "folder"), text_length=16))
+    for text in PUNCTUATED:
+        ids = processor(text, padding="max_length", max_length=16, truncation=True).input_ids
+        assert rows.encode(text).tolist() == ids, text
+
+
+def test_a_bare_model_of_siglips_size_pads_by_the_token_that_ends_a_text(tmp_path, monkeypatch):
+    pieces = piece_model(tmp_path)
+    monkeypatch.setattr(texts, "_SIGLIP", 290)
+    texts.open_tokenizer.cache_clear()
+    row = texts.TextRows(ImageTextOptions(tokenizer=pieces, text_length=16)).encode("a dog")
+    assert row[-1] == 1 and 0 not in row
+    texts.open_tokenizer.cache_clear()

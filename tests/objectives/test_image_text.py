@@ -111,6 +111,12 @@ def test_prompts_are_canonical_and_wordnet_ids_have_names():
     assert words.names_of(["n01440764"]) == ["tench"] and words.names_of(["a"]) == ["a"]
 
 
+def test_prompts_of_clip_are_those_of_its_authors():
+    named = (["Great White"], ["a photo of a {}."])
+    assert words.prompts(*named, "clip") == ["a photo of a Great White."]
+    assert words.prompts(*named, "siglip") == ["a photo of a great white"]
+
+
 def test_a_plan_needs_no_number_of_classes():
     assert plan.make_assembly(tiny()).step_flops > 0
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,10 @@ _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 _PAD = ("<pad>", "[PAD]")
 _END = ("<|endoftext|>", "<eos>", "</s>", "[SEP]")
 _BEGIN = ("<|startoftext|>", "<bos>", "<s>", "[CLS]")
+# The size of the SentencePiece model of SigLIP, whose texts are padded by the token that ends them. SigLIP 2 has
+# Gemma's, of 256,000 tokens, and a token of its own for it.
+_SIGLIP = 32_000
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +241,10 @@ def _tokenizers(path: pathlib.Path) -> Tokenizer:
     theirs.no_truncation()
     theirs.no_padding()
 
+    clean = _cleaning(path)
+
     def encode(text: str) -> list[int]:
-        return theirs.encode(text, add_special_tokens=False).ids
+        return theirs.encode(clean(text), add_special_tokens=False).ids
 
     tokens = [(number, token) for token, number in theirs.get_vocab().items()]
     digest = fingerprint.digest(sorted(tokens))
@@ -260,13 +267,29 @@ def _sentencepiece(path: pathlib.Path) -> Tokenizer:
 
     size = theirs.vocab_size()
     digest = fingerprint.digest(list(enumerate(theirs.id_to_piece(list(range(size))))))
-    return Tokenizer(theirs.encode, size, digest, **_numbers(path, number_of))
+    special = _numbers(path, number_of)
+    if size == _SIGLIP and not _stated(path):
+        special["pad"] = special["end"]
+    clean = _cleaning(path)
+    return Tokenizer(lambda text: theirs.encode(clean(text)), size, digest, **special)
+
+
+def _stated(path: pathlib.Path) -> dict[str, Any]:
+    """What tokenizer_config.json beside a file says; {} where there is none."""
+    stated = path.with_name("tokenizer_config.json")
+    return json.loads(stated.read_text()) if stated.exists() else {}
+
+
+def _cleaning(path: pathlib.Path) -> Callable[[str], str]:
+    """What happens to a text before it is split into tokens: transformers' SiglipTokenizer removes punctuation."""
+    if not str(_stated(path).get("tokenizer_class", "")).startswith("SiglipTokenizer"):
+        return str
+    return lambda text: " ".join(text.translate(_NO_PUNCTUATION).split())
 
 
 def _numbers(path: pathlib.Path, number_of: Callable[[str], int | None]) -> dict[str, int]:
     """The special tokens: as tokenizer_config.json beside the file says, or else the usual ones."""
-    stated = path.with_name("tokenizer_config.json")
-    names = json.loads(stated.read_text()) if stated.exists() else {}
+    names = _stated(path)
 
     def find(field: str, usual: tuple[str, ...]) -> int:
         name = names.get(field)

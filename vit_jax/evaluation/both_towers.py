@@ -47,7 +47,11 @@ class ImageVectors(NamedTuple):
 
 
 class TextProgram:
-    """The text tower of a model, compiled once."""
+    """The text tower of a model, compiled once.
+
+    Attributes:
+      text: kind of the tower, see `models.text_tower`.
+    """
 
     def __init__(self, networks: Networks | None, judged: str):
         """
@@ -66,6 +70,7 @@ class TextProgram:
             )
         options = objective.options
         check_vocabulary(options, open_tokenizer(options.tokenizer))
+        self.text = options.text
         self.rows, self._networks, self._compiled = TextRows(options), networks, None
 
     def __call__(
@@ -102,7 +107,7 @@ class TwoTowerEvaluator(Evaluator):
 
     def __init__(self, options: EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)
-        self._text_program = TextProgram(context.networks, context.config.objective.name)
+        self.text_program = TextProgram(context.networks, context.config.objective.name)
         self.config = dataclasses.replace(context.config, data=self.data())
         self._image_program = None
 
@@ -131,7 +136,7 @@ class TwoTowerEvaluator(Evaluator):
     ) -> np.ndarray:
         """Of texts, (n, E) float32."""
         size = self.config.eval.batch_size or self.config.batch_size
-        return self._text_program(texts, trained.own, mesh, size, watch)
+        return self.text_program(texts, trained.own, mesh, size, watch)
 
 
 def _make_image_tower(context: EvalContext, data: Data) -> Callable:

@@ -3,6 +3,7 @@ big_vision's evaluators/proj/image_text/prompt_engineering; maps as of dino.txt,
 """
 
 import dataclasses
+import itertools
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -47,9 +48,18 @@ class WordMapsOptions(contract.EvaluatorOptions):
     )
 
 
-def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """The texts of classes: of each name all templates."""
-    return [prompt(name, template) for name in names for template in templates]
+def prompts(names: Sequence[str], templates: Sequence[str], text: str) -> list[str]:
+    """The texts of classes: of each name all templates.
+
+    Args:
+      names: of the classes.
+      templates: see `templates`.
+      text: the kind of the text tower. SigLIP's authors make prompts canonical, and CLIP's do not.
+    """
+    pairs = itertools.product(names, templates)
+    if text == "clip":
+        return [template.replace("{}", name) for name, template in pairs]
+    return [prompt(name, template) for name, template in pairs]
 
 
 def class_vectors(vectors: np.ndarray, classes: int) -> np.ndarray:
@@ -68,7 +78,8 @@ def vectors_of_patches(
     size: int,
 ) -> np.ndarray:
     """What patches are compared with, (K, E) of length 1, see `patches.part_of_texts`. Arguments: of `TextProgram`."""
-    vectors = program(prompts(names, templates), own, mesh, size)
+    texts = prompts(names, templates, program.text)
+    vectors = program(texts, own, mesh, size)
     objective, _ = text_term(networks, None)
     return patches.part_of_texts(objective, class_vectors(vectors, len(names)))
 

@@ -1,5 +1,5 @@
 """Classes by their names alone: an image is of the class whose texts are nearest (CLIP, arXiv 2103.00020 §3.1; the text
-is made canonical as in big_vision's evaluators/proj/image_text/prompt_engineering).
+is made canonical as in big_vision's evaluators/proj/image_text/prompt_engineering, for towers of SigLIP).
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class ZeroShot(TwoTowerEvaluator):
     ) -> dict[str, float]:
         templates = self.options.templates
         names = self.options.names or names_of(self.source.classes)
-        texts = prompts(names, templates)
+        texts = prompts(names, templates, self.text_program.text)
         means = class_vectors(self.text_vectors(texts, trained, mesh, watch), len(names))
         images, is_read, labels = self.image_vectors(self.source, trained, mesh, watch)
         nearest = np.argsort(-(images @ means.T), axis=1, kind="stable")[:, :5]
