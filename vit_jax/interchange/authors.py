@@ -6,7 +6,14 @@ import json
 
 from etils import epath
 
-from vit_jax.interchange import file_header, pytorch, saved_objectives, tensors_by_name, timm
+from vit_jax.interchange import (
+    file_header,
+    pytorch,
+    read_again,
+    saved_objectives,
+    tensors_by_name,
+    timm,
+)
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.conversions import clip_names
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
@@ -58,5 +65,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     else:
         options = file_header.options_of_model(checkpoint.model_config)
         header = file_header.header(checkpoint, options)
+    if names == NAME:
+        specs = tensors_by_name.specs_of(checkpoint, conversion, extra)
+        read_again.check(checkpoint.model_config, NAME, read, path, "safetensors", specs)
     metadata = {pytorch.METADATA: json.dumps(header | extra.stated)}
     tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, extra)

@@ -15,7 +15,14 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import file_header, npz, saved_objectives, state_dicts, tensors_by_name
+from vit_jax.interchange import (
+    file_header,
+    npz,
+    read_again,
+    saved_objectives,
+    state_dicts,
+    tensors_by_name,
+)
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.conversions import flax, translation
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
@@ -85,6 +92,10 @@ class FlaxFormat:
         conversion = tensors_by_name.conversion_of(checkpoint.model_config, self.name, path)
         checkpoint = tensors_by_name.expressed(checkpoint, conversion, self.name)
         prefix = checkpoint.layout.get("prefix", self.prefix + (_IMAGE if extra.rules else ""))
+        specs = tensors_by_name.specs_of(checkpoint, conversion)
+        specs = {prefix + name: spec for name, spec in specs.items()}
+        config = checkpoint.model_config
+        read_again.check(config, self.name, self.read, epath.Path(path), "npz", specs)
         arrays = tensors_by_name.arrays(checkpoint, conversion)
         named = ((prefix + name, array) for name, array in arrays)
         if extra.rules:

@@ -16,7 +16,7 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import file_header, pytorch, saved_objectives, tensors_by_name
+from vit_jax.interchange import file_header, pytorch, read_again, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
@@ -134,6 +134,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
                 f"other numbers than this model's {normalised}"
             )
         processor["do_normalize"] = False
+    specs = tensors_by_name.specs_of(checkpoint, conversion, extra)
+    read_again.check(config, NAME, read, path, "folder", specs, described)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
             checkpoint, conversion, folder / pytorch.WEIGHTS, {}, extra

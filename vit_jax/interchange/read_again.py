@@ -1,8 +1,8 @@
 """Whether a file for another library says all of a model: before it is written, it is read as that library's files are.
 
-A writer translates tensors and the options that it knows. What it does not know, such as an option that is newer than
-the format's rules, would be left out without a word, and the other library would compute another network. Our reader
-computes what that library does (tests compare them), so the model that it finds must be the one that is written.
+A writer translates tensors and the options that it knows. Without this check, an option that is newer than the rules of
+the format would get lost, and the other library would compute another network. Our reader computes what that library
+does (tests compare them), so the model that it finds must be the one that is written.
 """
 
 import dataclasses

@@ -305,6 +305,22 @@ def arrays(
     return ((renamed.get(n, n), x.reshape(reshaped.get(n, x.shape))) for n, x in named)
 
 
+def specs_of(
+    checkpoint: LoadedCheckpoint, conversion: Conversion, extra: Beside = NOTHING
+) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of all tensors of a file, by name; arguments as of `write_safetensors`."""
+    layout = checkpoint.layout
+    specs = translation.specs(
+        conversion.rules(checkpoint.model_config, layout),
+        patterns.union(checkpoint.params, checkpoint.variables),
+        dtypes=layout["dtypes"],
+        constants=layout.get("constants"),
+    )
+    renamed = layout.get("renamed", {})
+    own = {renamed.get(name, name): spec for name, spec in specs.items()}
+    return own | translation.specs(extra.rules, extra.params)
+
+
 def write_safetensors(
     checkpoint: LoadedCheckpoint,
     conversion: Conversion,
@@ -323,15 +339,7 @@ def write_safetensors(
     tensors = itertools.chain(
         arrays(checkpoint, conversion), translation.to_theirs(extra.rules, extra.params)
     )
-    layout, params = checkpoint.layout, patterns.union(checkpoint.params, checkpoint.variables)
-    table = conversion.rules(checkpoint.model_config, layout)
-    specs = translation.specs(
-        table, params, dtypes=layout["dtypes"], constants=layout.get("constants")
-    )
-    renamed = layout.get("renamed", {})
-    specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
-        extra.rules, extra.params
-    )
+    specs = specs_of(checkpoint, conversion, extra)
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 
 

@@ -12,7 +12,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import height_width
-from vit_jax.interchange import file_header, pytorch, tensors_by_name
+from vit_jax.interchange import file_header, pytorch, read_again, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, CheckpointFile
 from vit_jax.interchange.conversions import vit_arguments, vit_options
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, how_to_accept
@@ -119,6 +119,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
     header = {pytorch.METADATA: json.dumps(header_of(checkpoint))}
+    specs = tensors_by_name.specs_of(checkpoint, conversion)
     if path.suffix == ".safetensors":
         # What was such a file can be one again.
         for name, value in {} if again else conversion.file_conventions.items():
@@ -128,9 +129,11 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
                     f"takes {value!r}. Write a folder, whose config.json tells it. "
                     + how_to_accept(name, value)
                 )
+        read_again.check(config, NAME, read, path, "safetensors", specs)
         tensors_by_name.write_safetensors(checkpoint, conversion, path, header)
         return
     description = _description(checkpoint, *conversion.architecture(config, checkpoint.layout))
+    read_again.check(config, NAME, read, path, "folder", specs, description)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(checkpoint, conversion, folder / pytorch.WEIGHTS, header)
         (folder / CONFIG).write_text(json.dumps(description, indent=2))

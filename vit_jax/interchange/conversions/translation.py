@@ -32,15 +32,29 @@ def specs(
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of all that `to_theirs` gives, in its order; arguments as there, except that
     `like` needs only shapes and dtypes.
+
+    Raises:
+      CheckpointError: the format has no place for a parameter; all of them are named.
     """
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(like)
+    _check_places(by_name, leaves)
     wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
     tensor_specs = {
         n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()
     }
     fixed = _constants(rules, constants, dtypes or {})
     return tensor_specs | {n: (x.shape, x.dtype) for n, x in fixed.items()}
+
+
+def _check_places(by_name: Mapping[str, Rule], leaves: Mapping[str, Any]) -> None:
+    unmapped = [
+        f"{name} {tuple(leaf.shape)}" for name, leaf in leaves.items() if name not in by_name
+    ]
+    if unmapped:
+        raise CheckpointError(
+            "the format has no place for these parameters:\n  " + "\n  ".join(unmapped)
+        )
 
 
 def constants(
@@ -171,13 +185,7 @@ def to_theirs(
     """
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(params)
-    unmapped = [
-        f"{name} {tuple(leaf.shape)}" for name, leaf in leaves.items() if name not in by_name
-    ]
-    if unmapped:
-        raise CheckpointError(
-            "the format has no place for these parameters:\n  " + "\n  ".join(unmapped)
-        )
+    _check_places(by_name, leaves)
     fixed = _constants(rules, constants, dtypes or {})
     return itertools.chain(_stream(by_name, leaves, dtypes or {}), fixed.items())
 

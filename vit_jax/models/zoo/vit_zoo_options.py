@@ -184,6 +184,7 @@ class PublishedViTConfig(VisionTransformerConfig):
         "patches that each block merges with those most like them (ToMe, 2210.09461): less work",
         minimum=0,
         may_change=True,
+        role="structure",
         published=True,
     )
     drop_path_by: str = option(
