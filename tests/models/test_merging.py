@@ -27,25 +27,29 @@ def images(config):
 def merged(x, sizes, metric, count, first):
     """One image's tokens as a list of (members, size, token), pair by pair."""
     groups = [[i] for i in range(len(x))]
-    half = range(first + 1, len(x), 2)
+    half = [i for i in range(first, len(x)) if i % 2 == 0]
+    other = [i for i in range(first, len(x)) if i % 2]
     cosine = metric @ metric.T / np.outer(*2 * [np.linalg.norm(metric, axis=1)])
-    partners = {i: max(range(first, len(x), 2), key=lambda j: cosine[i, j]) for i in half}
-    going = sorted(half, key=lambda i: -cosine[i, partners[i]])[:count]
+    partners = {i: max(other, key=lambda j: cosine[i, j]) for i in half}
+    alike = sorted(half, key=lambda i: -cosine[i, partners[i]])
+    going = alike[:count]
     for i in going:
         groups[partners[i]].append(i)
-    kept = [*range(first), *(i for i in half if i not in going), *range(first, len(x), 2)]
+    staying = sorted(alike[count:]) if first else alike[count:]
+    kept = [*range(first), *staying, *other]
     total = [sum(sizes[i] for i in groups[k]) for k in kept]
     means = [sum(sizes[i] * x[i] for i in groups[k]) / n for k, n in zip(kept, total, strict=True)]
     return [groups[k] for k in kept], np.array(total), np.array(means)
 
 
-def test_the_pairs_that_are_most_alike_become_their_mean():
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_the_pairs_that_are_most_alike_become_their_mean(first):
     rng = np.random.default_rng(0)
     x, metric = rng.standard_normal((2, 9, 4)), rng.standard_normal((2, 9, 3))
     sizes, places = rng.integers(1, 5, (2, 9)).astype(float), np.tile(np.arange(9)[::-1], (2, 1))
-    found = merging.merge(*(jnp.asarray(a) for a in (x, sizes, places, metric)), 2, 2)
+    found = merging.merge(*(jnp.asarray(a) for a in (x, sizes, places, metric)), 2, first)
     for image in range(2):
-        groups, total, means = merged(x[image], sizes[image], metric[image], 2, 2)
+        groups, total, means = merged(x[image], sizes[image], metric[image], 2, first)
         np.testing.assert_allclose(found[0][image], means, rtol=1e-5)
         np.testing.assert_allclose(found[1][image], total)
         where = [next(k for k, group in enumerate(groups) if i in group) for i in places[image]]
@@ -114,14 +118,14 @@ def of_pytorch(config, params, x):
         )
         with torch.no_grad():
             metric = k.mean(1) / k.mean(1).norm(dim=-1, keepdim=True)
-            scores = metric[:, 1::2] @ metric[:, ::2].transpose(-1, -2)
+            scores = metric[:, ::2] @ metric[:, 1::2].transpose(-1, -2)
             best, to = scores.max(-1)
             order = best.argsort(dim=-1, descending=True)[..., None]
-            going, staying = order[:, :r], order[:, r:].sort(dim=1)[0]  # in their places
+            going, staying = order[:, :r], order[:, r:]  # without a class token not in their places
             to = to[..., None].gather(1, going)
 
         def merged(y, going=going, staying=staying, to=to):
-            half, other = y[:, 1::2], y[:, ::2]
+            half, other = y[:, ::2], y[:, 1::2]
             wide = lambda index: index.expand(-1, -1, y.shape[-1])  # noqa: E731
             stays, goes = half.gather(1, wide(staying)), half.gather(1, wide(going))
             return torch.cat([stays, other.scatter_add(1, wide(to), goes)], 1)

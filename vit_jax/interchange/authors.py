@@ -66,7 +66,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
         options = file_header.options_of_model(checkpoint.model_config)
         header = file_header.header(checkpoint, options)
     if names == NAME:
-        specs = tensors_by_name.specs_of(checkpoint, conversion, extra)
-        read_again.check(checkpoint.model_config, NAME, read, path, "safetensors", specs)
+        tensors = tensors_by_name.planned(checkpoint, conversion, extra)
+        read_again.check(checkpoint.model_config, NAME, read, path, "safetensors", tensors)
     metadata = {pytorch.METADATA: json.dumps(header | extra.stated)}
     tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, extra)

@@ -92,10 +92,10 @@ class FlaxFormat:
         conversion = tensors_by_name.conversion_of(checkpoint.model_config, self.name, path)
         checkpoint = tensors_by_name.expressed(checkpoint, conversion, self.name)
         prefix = checkpoint.layout.get("prefix", self.prefix + (_IMAGE if extra.rules else ""))
-        specs = tensors_by_name.specs_of(checkpoint, conversion)
-        specs = {prefix + name: spec for name, spec in specs.items()}
+        tensors = tensors_by_name.planned(checkpoint, conversion)
+        tensors = {prefix + name: tensor for name, tensor in tensors.items()}
         config = checkpoint.model_config
-        read_again.check(config, self.name, self.read, epath.Path(path), "npz", specs)
+        read_again.check(config, self.name, self.read, epath.Path(path), "npz", tensors)
         arrays = tensors_by_name.arrays(checkpoint, conversion)
         named = ((prefix + name, array) for name, array in arrays)
         if extra.rules:

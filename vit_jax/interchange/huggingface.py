@@ -134,8 +134,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
                 f"other numbers than this model's {normalised}"
             )
         processor["do_normalize"] = False
-    specs = tensors_by_name.specs_of(checkpoint, conversion, extra)
-    read_again.check(config, NAME, read, path, "folder", specs, described)
+    tensors = tensors_by_name.planned(checkpoint, conversion, extra)
+    read_again.check(config, NAME, read, path, "folder", tensors, described)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(
             checkpoint, conversion, folder / pytorch.WEIGHTS, {}, extra

@@ -33,7 +33,7 @@ class _Planned(CheckpointFile):
     Args:
       path: where it is going to be.
       container: see `CheckpointFile`.
-      tensors: (shape, type) of each tensor, by name.
+      tensors: by name, without the values of parameters.
       config_json: content of a folder's config.json.
     """
 
@@ -41,17 +41,16 @@ class _Planned(CheckpointFile):
         self,
         path: epath.Path,
         container: str,
-        tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+        tensors: Mapping[str, LazyArray],
         config_json: Mapping[str, Any],
     ):
         self.path = path
         self.container = container
         self.head = b""
-        lazy = {name: LazyArray(*spec, _unread) for name, spec in tensors.items()}
         if container == "safetensors":
-            lazy = state_dicts.without_wrappers(lazy)
+            tensors = state_dicts.without_wrappers(tensors)
         # In the place of cached properties.
-        vars(self).update(config=dict(config_json), header={}, _content=(lazy, {}))
+        vars(self).update(config=dict(config_json), header={}, _content=(dict(tensors), {}))
 
 
 def check(
@@ -60,7 +59,7 @@ def check(
     read: Callable[[CheckpointFile, ReadOptions], LoadedCheckpoint],
     path: epath.Path,
     container: str,
-    tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    tensors: Mapping[str, LazyArray],
     config_json: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
     """Checks that what is going to be written is read as the same network.
@@ -71,7 +70,7 @@ def check(
       read: the function that reads files of the format.
       path: of the file or folder.
       container: 'folder', 'npz' or 'safetensors'.
-      tensors: (shape, type) of each tensor that is going to be written, by name.
+      tensors: what is going to be written, see `tensors_by_name.planned`.
       config_json: what a folder says beside its tensors.
 
     Raises:
@@ -116,7 +115,3 @@ def _program(config: ClassifierConfig) -> str:
     images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), np.float32)
     program = jax.make_jaxpr(lambda weights, images: nnx.merge(definition, *weights)(images))
     return str(program(weights, images))
-
-
-def _unread() -> np.ndarray:
-    raise AssertionError("a planned file has no content")

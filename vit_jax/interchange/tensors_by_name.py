@@ -305,20 +305,20 @@ def arrays(
     return ((renamed.get(n, n), x.reshape(reshaped.get(n, x.shape))) for n, x in named)
 
 
-def specs_of(
+def planned(
     checkpoint: LoadedCheckpoint, conversion: Conversion, extra: Beside = NOTHING
-) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of all tensors of a file, by name; arguments as of `write_safetensors`."""
+) -> dict[str, LazyArray]:
+    """All tensors of a file, by name, without the values of parameters; arguments as of `write_safetensors`."""
     layout = checkpoint.layout
-    specs = translation.specs(
+    tensors = translation.planned(
         conversion.rules(checkpoint.model_config, layout),
         patterns.union(checkpoint.params, checkpoint.variables),
         dtypes=layout["dtypes"],
         constants=layout.get("constants"),
     )
     renamed = layout.get("renamed", {})
-    own = {renamed.get(name, name): spec for name, spec in specs.items()}
-    return own | translation.specs(extra.rules, extra.params)
+    own = {renamed.get(name, name): tensor for name, tensor in tensors.items()}
+    return own | translation.planned(extra.rules, extra.params)
 
 
 def write_safetensors(
@@ -339,7 +339,10 @@ def write_safetensors(
     tensors = itertools.chain(
         arrays(checkpoint, conversion), translation.to_theirs(extra.rules, extra.params)
     )
-    specs = specs_of(checkpoint, conversion, extra)
+    specs = {
+        name: (tensor.shape, tensor.dtype)
+        for name, tensor in planned(checkpoint, conversion, extra).items()
+    }
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 
 

@@ -119,7 +119,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
     header = {pytorch.METADATA: json.dumps(header_of(checkpoint))}
-    specs = tensors_by_name.specs_of(checkpoint, conversion)
+    tensors = tensors_by_name.planned(checkpoint, conversion)
     if path.suffix == ".safetensors":
         # What was such a file can be one again.
         for name, value in {} if again else conversion.file_conventions.items():
@@ -129,11 +129,11 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
                     f"takes {value!r}. Write a folder, whose config.json tells it. "
                     + how_to_accept(name, value)
                 )
-        read_again.check(config, NAME, read, path, "safetensors", specs)
+        read_again.check(config, NAME, read, path, "safetensors", tensors)
         tensors_by_name.write_safetensors(checkpoint, conversion, path, header)
         return
     description = _description(checkpoint, *conversion.architecture(config, checkpoint.layout))
-    read_again.check(config, NAME, read, path, "folder", specs, description)
+    read_again.check(config, NAME, read, path, "folder", tensors, description)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(checkpoint, conversion, folder / pytorch.WEIGHTS, header)
         (folder / CONFIG).write_text(json.dumps(description, indent=2))

@@ -3,6 +3,7 @@ every parameter of a model is accounted for. What a rule is, `rules.py` says.
 """
 
 import concurrent.futures
+import functools
 import itertools
 import math
 import mmap
@@ -45,6 +46,28 @@ def specs(
     }
     fixed = _constants(rules, constants, dtypes or {})
     return tensor_specs | {n: (x.shape, x.dtype) for n, x in fixed.items()}
+
+
+def planned(
+    rules: Iterable[Rule | Constant],
+    like: dict,
+    *,
+    dtypes: Mapping[str, Any] | None = None,
+    constants: Mapping[str, int | float | list | None] | None = None,
+) -> dict[str, LazyArray]:
+    """All that `to_theirs` gives, by name, without the values of parameters; arguments as of `specs`."""
+    rules = tuple(rules)
+    tensors = {
+        name: LazyArray(shape, dtype, _unknown)
+        for name, (shape, dtype) in specs(rules, like, dtypes=dtypes, constants=constants).items()
+    }
+    for name, value in _constants(rules, constants, dtypes or {}).items():
+        tensors[name] = LazyArray(value.shape, value.dtype, functools.partial(np.asarray, value))
+    return tensors
+
+
+def _unknown() -> np.ndarray:
+    raise AssertionError("the values of a parameter are not planned")
 
 
 def _check_places(by_name: Mapping[str, Rule], leaves: Mapping[str, Any]) -> None:

@@ -1,9 +1,12 @@
 """Token merging (ToMe, arXiv 2210.09461): in each block of a ViT, after attention, the pairs of patches whose keys are
 most alike become one token, their mean. Fewer tokens are left for all that follows, after training or in it.
 
-As the paper has it: patches are split by turns in two halves; each of the first finds the one of the second whose key,
-the mean of the heads, has the largest cosine with its own; of these pairs the `token_merging` most alike are merged. A
-token that stands for s patches counts as s: in means, and in softmax, whose logits get log s. Tokens that are no
+As the authors' code has it: patches are split by turns in two halves; each of the first finds the one of the second
+whose key, the mean of the heads, has the largest cosine with its own; of these pairs the `token_merging` most alike are
+merged. Turns are counted from the first of all tokens: the first half has the even ones. Its patches that stay keep
+their order if there are tokens that are no patches; else the most alike come first.
+
+A token that stands for s patches counts as s: in means, and in softmax, whose logits get log s. Tokens that are no
 patches stay. Here patches have their places again after the last block: each gets the token that it is part of, so that
 maps, means and heads read as many tokens as without.
 """
@@ -162,16 +165,20 @@ def merge(
     # Which tokens go together has no derivative.
     metric = jax.lax.stop_gradient(metric).astype(jnp.float32)
     metric = metric / jnp.linalg.norm(metric, axis=-1, keepdims=True)
-    a, b = metric[:, first + 1 :: 2], metric[:, first::2]
+    even = first + first % 2
+    odd = first + 1 - first % 2
+    a, b = metric[:, even::2], metric[:, odd::2]
     scores = jnp.einsum("bic,bjc->bij", a, b)
     best, partner = scores.max(-1), scores.argmax(-1)
     order = jnp.argsort(-best, axis=-1)
-    going, staying = order[:, :count], jnp.sort(order[:, count:], axis=-1)
+    going, staying = order[:, :count], order[:, count:]
+    if first:
+        staying = jnp.sort(staying, axis=-1)
     to = jnp.take_along_axis(partner, going, 1)
     rows = jnp.arange(x.shape[0])[:, None]
 
     def halves(values):
-        return values[:, :first], values[:, first + 1 :: 2], values[:, first::2]
+        return values[:, :first], values[:, even::2], values[:, odd::2]
 
     others, half, other_half = halves(x * sizes[..., None].astype(x.dtype))
     others_sizes, half_sizes, other_sizes = halves(sizes)
@@ -184,8 +191,8 @@ def merge(
     of_half = jnp.zeros(half.shape[:2], jnp.int32).at[rows, staying].set(first + jnp.arange(stay))
     of_half = of_half.at[rows, going].set(first + stay + to)
     now = jnp.zeros(x.shape[:2], jnp.int32).at[:, :first].set(jnp.arange(first))
-    now = now.at[:, first + 1 :: 2].set(of_half)
-    now = now.at[:, first::2].set(first + stay + jnp.arange(other_half.shape[1]))
+    now = now.at[:, even::2].set(of_half)
+    now = now.at[:, odd::2].set(first + stay + jnp.arange(other_half.shape[1]))
     merged = merged / sizes[..., None].astype(x.dtype)
     return merged, sizes, jnp.take_along_axis(now, places, 1)
 
