@@ -11,8 +11,8 @@ import numpy as np
 import PIL.Image
 import torch
 
-from tests.law import engines, timm_parts
-from tests.law.images import DATA
+from tests.parity import engines, timm_parts
+from tests.parity.images import DATA
 from vit_jax.recipes.user_files import load_config
 
 PHOTOS = DATA / "imagenet_sample"

@@ -5,7 +5,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Sequence
 
-from tests.law import comparison, engines
+from tests.parity import comparison, engines
 
 SEEDS = 5
 _PACKAGES = ("jax", "flax", "optax", "torch", "timm", "transformers", "lightly")
@@ -76,7 +76,7 @@ ROWS = {
 def run(name: str, seeds: Sequence[int]) -> list[comparison.Check]:
     """The checks of a row."""
     row = ROWS[name]
-    module = importlib.import_module(f"tests.law.{row.module}")
+    module = importlib.import_module(f"tests.parity.{row.module}")
     ours, theirs = getattr(module, row.ours), getattr(module, row.theirs)
     if not row.judge:
         return comparison.compare_draws(ours(seeds[0]), theirs(1000 + seeds[0]))

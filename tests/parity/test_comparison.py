@@ -1,10 +1,10 @@
-"""The statistics by which two samples are said to be of the same law, on samples of known laws."""
+"""The statistics by which two samples are said to be of the same distribution, on samples of known distributions."""
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from tests.law import comparison
+from tests.parity import comparison
 
 
 def curves(seed: int, shift: float = 0.0, spread: float = 1.0) -> dict[str, np.ndarray]:

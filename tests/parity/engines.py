@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import vit_jax
-from tests.law.comparison import TENTHS
+from tests.parity.comparison import TENTHS
 
 
 def train_ours(config, seed: int, quantities: dict[str, str]) -> dict[str, np.ndarray]:

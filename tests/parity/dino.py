@@ -13,9 +13,9 @@ import PIL.ImageOps
 import torch
 
 from tests import without_torchvision
-from tests.law import engines, timm_parts
-from tests.law.images import CIFAR, cifar
-from tests.law.timm_parts import MEAN, STD
+from tests.parity import engines, timm_parts
+from tests.parity.images import CIFAR, cifar
+from tests.parity.timm_parts import MEAN, STD
 from vit_jax.config import default_config
 from vit_jax.data.augmentation.color import BLUR
 

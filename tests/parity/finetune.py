@@ -7,8 +7,8 @@ import functools
 import numpy as np
 import torch
 
-from tests.law import engines, huggingface, timm_parts
-from tests.law.images import CLASSES, cifar, normalized
+from tests.parity import engines, huggingface, timm_parts
+from tests.parity.images import CLASSES, cifar, normalized
 
 STEPS, BATCH, WARMUP, BEFORE, SIDE, PATCH = 200, 64, 20, 16, 32, 4
 RATE, MOMENTUM, CLIP = 0.03, 0.9, 1.0

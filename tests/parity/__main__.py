@@ -1,5 +1,5 @@
-"""`python -m tests.law`: the rows; `python -m tests.law ROW [FIRST_SEED [SEEDS]]`: runs one, by default five seeds of
-each engine.
+"""`python -m tests.parity`: the rows; `python -m tests.parity ROW [FIRST_SEED [SEEDS]]`: runs one, by default five seeds
+of each engine.
 """
 
 import os
@@ -8,7 +8,7 @@ import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from tests.law import rows
+from tests.parity import rows
 
 
 def main(arguments: list[str]) -> int:

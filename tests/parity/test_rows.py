@@ -1,4 +1,4 @@
-"""The two cheapest rows whole, each in a process of one device. All rows: `python -m tests.law ROW`."""
+"""The two cheapest rows whole, each in a process of one device. All rows: `python -m tests.parity ROW`."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 def differing(name: str, first_seed: int) -> set[tuple[str, str]]:
     """The checks of a row that do not hold, and how each fails."""
-    command = [sys.executable, "-m", "tests.law", name, str(first_seed)]
+    command = [sys.executable, "-m", "tests.parity", name, str(first_seed)]
     # With one device, and programs that are compiled as those of users.
     run = subprocess.run(
         command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True
@@ -27,7 +27,7 @@ def differing(name: str, first_seed: int) -> set[tuple[str, str]]:
 def test_the_law_is_that_of_the_other_engine(name, shared_data):
     """Of equal engines a check fails now and then: they differ if it fails in the same way with five other seeds."""
     pytest.importorskip("torch")
-    from tests.law import rows
+    from tests.parity import rows
 
     failed = differing(name, 0)
     assert not failed or not failed & differing(name, rows.SEEDS)

@@ -1,4 +1,4 @@
-"""Whether two samples are of the same law: curves of several seeds, and statistics of many images."""
+"""Whether two samples are of the same distribution: curves of several seeds, and statistics of many images."""
 
 import dataclasses
 

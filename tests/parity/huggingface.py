@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from tests.law import engines
-from tests.law.images import CIFAR, CLASSES, cifar, normalized
+from tests.parity import engines
+from tests.parity.images import CIFAR, CLASSES, cifar, normalized
 from vit_jax.config import default_config
 
 STEPS, BATCH, WARMUP, SIDE, PATCH, PAD = 200, 64, 20, 32, 8, 4

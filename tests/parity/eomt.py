@@ -8,7 +8,7 @@ import re
 import numpy as np
 import torch
 
-from tests.law import engines
+from tests.parity import engines
 from vit_jax.config import default_config
 from vit_jax.data.options import Data
 from vit_jax.data.sources import digit_scenes

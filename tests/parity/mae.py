@@ -7,9 +7,9 @@ import numpy as np
 import PIL.Image
 import torch
 
-from tests.law import engines, timm_parts
-from tests.law.images import CIFAR, cifar
-from tests.law.timm_parts import MEAN, STD
+from tests.parity import engines, timm_parts
+from tests.parity.images import CIFAR, cifar
+from tests.parity.timm_parts import MEAN, STD
 from vit_jax.config import default_config
 
 STEPS, BATCH, WARMUP, SIDE, PATCH = 200, 64, 20, 32, 4

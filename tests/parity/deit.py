@@ -9,9 +9,9 @@ import numpy as np
 import PIL.Image
 import torch
 
-from tests.law import batch, engines, timm_parts
-from tests.law.images import CIFAR, CLASSES, cifar
-from tests.law.timm_parts import MEAN, STD
+from tests.parity import batch, engines, timm_parts
+from tests.parity.images import CIFAR, CLASSES, cifar
+from tests.parity.timm_parts import MEAN, STD
 from vit_jax import recipes
 from vit_jax.config import default_config
 

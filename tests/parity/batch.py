@@ -10,9 +10,9 @@ import PIL.Image
 import PIL.ImageEnhance
 import torch
 
-from tests.law import timm_parts
-from tests.law.images import CLASSES, cifar
-from tests.law.timm_parts import MEAN, STD
+from tests.parity import timm_parts
+from tests.parity.images import CLASSES, cifar
+from tests.parity.timm_parts import MEAN, STD
 from vit_jax.config import default_config
 from vit_jax.data import crops, order
 from vit_jax.data.augmentation import augment

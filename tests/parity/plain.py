@@ -1,4 +1,4 @@
-"""The plain law, a ViT on digits with AdamW, warm-up and cosine, beside Flax's own layers and optax."""
+"""The plain recipe, a ViT on digits with AdamW, warm-up and cosine, beside Flax's own layers and optax."""
 
 import functools
 
@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import sklearn.datasets
 
-from tests.law import engines
-from tests.law.comparison import TENTHS
+from tests.parity import engines
+from tests.parity.comparison import TENTHS
 from vit_jax.config import default_config
 from vit_jax.data.sources import digits
 

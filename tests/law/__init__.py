@@ -1,5 +1,0 @@
-"""Equality in law with other engines: another library and vit_jax train the same small recipe on the same images, each
-from initialisations, orders and random draws of its own; the two samples of curves must be indistinguishable.
-
-`python -m tests.law` lists the rows and `python -m tests.law ROW` runs one. `docs/fidelity.md` has what they gave.
-"""
