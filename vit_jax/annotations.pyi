@@ -409,6 +409,12 @@ class DataSection(_Fields):
     "examples to evaluate on (default: 'test')"
     holdout: float
     "folder, list or tar files without splits: the share held out as 'test', chosen by file name (default: 0.1)"
+    holdout_from: str
+    "folder, list or tar files with splits, none of them to judge by: hold out 'test' from this split, such as train; '': nothing is held out where there are splits (default: '')"
+    layout: Literal['auto', 'classes', 'splits', 'parts']
+    "folder or tar files: what folders are. auto: understood by their names, or the run asks; classes: each is a class; splits: those named like splits are; parts: each holds the same class folders, which are joined (default: 'auto')"
+    mask_files: Literal['ask', 'skip', 'keep']
+    "folder: files named like masks of images beside them (0_mask.png, 0.seg.png): the run asks, or they are skipped, or kept as examples (default: 'ask')"
     holdout_by: Literal['file', 'class']
     "file: each image by itself; class: the same share of every class (default: 'file')"
     examine: bool
@@ -934,6 +940,9 @@ class EvaluateFields(TypedDict, total=False):
     data__train_split: str
     data__eval_split: str
     data__holdout: float
+    data__holdout_from: str
+    data__layout: Literal['auto', 'classes', 'splits', 'parts']
+    data__mask_files: Literal['ask', 'skip', 'keep']
     data__holdout_by: Literal['file', 'class']
     data__examine: bool
     data__sampling: Literal['uniform', 'balanced']

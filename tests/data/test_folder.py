@@ -117,15 +117,15 @@ def test_files_that_are_not_used_are_counted_by_their_types(animals, caplog):
     assert len(opened(animals)) == 20
     for part in ("5 files are not used", "2 .nef, 1 .cr2, 1 .dng, 1 .txt", "a.dng"):
         assert part in caplog.text
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "are not used" in r.message] == ["WARNING"]
 
 
 def test_files_that_are_no_pictures_are_counted_without_a_warning(animals, caplog):
     caplog.set_level("INFO")
     (animals / "dog/notes.txt").touch()
     opened(animals)
-    assert "1 files are not used" in caplog.text and "1 .txt" in caplog.text
-    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "skipped: 1 .txt" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_a_folder_of_photos_of_a_phone_says_what_it_has(tmp_path):

@@ -53,7 +53,7 @@ def test_classes_without_images_to_train_on_are_named_once(tmp_path, caplog):
     caplog.clear()
     sources.open_train(write_csv(tmp_path / "a.csv", [0, 1, 2]))
     sources.open_eval(Data(name="folder", path=config.path, eval_split="train[:1]"))
-    assert not caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     sources.open_train(write_csv(tmp_path / "a.csv", [0, 9]))
     assert "8 of 10 classes have no images in 'train': '1', '2', '3', '4', '5', …" in caplog.text
 

@@ -56,6 +56,23 @@ class Data:
         minimum=0,
         maximum=1,
     )
+    holdout_from: str = option(
+        "",
+        "folder, list or tar files with splits, none of them to judge by: hold out 'test' from this split, such as "
+        "train; '': nothing is held out where there are splits",
+    )
+    layout: str = option(
+        "auto",
+        "folder or tar files: what folders are. auto: understood by their names, or the run asks; classes: each is a "
+        "class; splits: those named like splits are; parts: each holds the same class folders, which are joined",
+        choices=("auto", "classes", "splits", "parts"),
+    )
+    mask_files: str = option(
+        "ask",
+        "folder: files named like masks of images beside them (0_mask.png, 0.seg.png): the run asks, or they are "
+        "skipped, or kept as examples",
+        choices=("ask", "skip", "keep"),
+    )
     holdout_by: str = option(
         "file",
         "file: each image by itself; class: the same share of every class",

@@ -12,7 +12,7 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from etils import epath
 
@@ -20,7 +20,8 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
-from vit_jax.data.sources.table import Table, hold_out, number_labels
+from vit_jax.data.sources.split_names import find_splits, trains_twice
+from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
 
 _FILE = ("path", "file", "filename")
@@ -49,18 +50,44 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
         texts, path.parent / "classes.txt", lambda i: f"{path}, line {rows[i][0]}"
     )
     examined = examine(os.fspath(path.parent), [file for _, file, _, _ in rows], config_data)
+    split_names = dict.fromkeys(split for *_, split in rows)
+    spelled = _read_splits(path, split_names)
     members = {}
-    for (_, file, _, split), label in zip(rows, labels, strict=True):
+    for (_, file, _, name), label in zip(rows, labels, strict=True):
+        split = spelled.get(name, name)
         members.setdefault(split, []).append((file, label))
-    if set(members) == {""}:
-        folder = os.fspath(path.parent)
-        folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
-        realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
-        name = functools.partial(_relative, folder, realpath)
-        members = hold_out(members[""], config_data, str(path), name, examined)
-    elif "" in members:
+    if "" in members and len(members) > 1:
         raise ConfigError(f"{path}: some images have a split, others none")
-    return Table(str(path), classes, multi_label, members, examined)
+    folder = os.fspath(path.parent)
+    folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
+    realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
+    name = functools.partial(_relative, folder, realpath)
+    members, is_held_out = with_held_out(members, config_data, str(path), name, examined)
+    return Table(
+        str(path),
+        classes,
+        multi_label,
+        members,
+        examined,
+        spelled,
+        is_held_out,
+        "the list",
+    )
+
+
+def _read_splits(path: epath.Path, names: Iterable[str]) -> dict[str, str]:
+    """The meaning of the names of splits in a list: name → split, where the name is understood.
+
+    Raises:
+      ConfigError: several are to train on.
+    """
+    spelled = find_splits(filter(None, names))
+    if trains := trains_twice(spelled):
+        raise ConfigError(
+            f"{path}: the splits {', '.join(map(repr, trains))} are all named like images to train on: write the same "
+            "name for all of them, or another name, such as 'extra', for those that are not trained on"
+        )
+    return spelled
 
 
 def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:

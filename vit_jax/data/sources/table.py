@@ -8,8 +8,9 @@ labels is described there.
 import dataclasses
 import hashlib
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
+from vit_jax.data.sources.split_names import aliases, has_both_sides
+from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.text import read_text
 
 if TYPE_CHECKING:
@@ -26,14 +29,6 @@ if TYPE_CHECKING:
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif",
 )  # fmt: skip
-SPLITS = ("train", "test", "val", "validation")
-# What a held-out split may be called instead: the first that is there.
-ALIASES = {
-    "test": ("val", "validation"),
-    "val": ("validation", "test"),
-    "validation": ("val", "test"),
-}
-
 # Class numbers may leave gaps: a few images of a large data set have few of its classes. Beyond
 # this they are taken for identifiers.
 _MAX_CLASSES_PER_LABEL = 100
@@ -52,6 +47,9 @@ class Table:
       splits: per split the (key, label) of its examples; what a key is, the file that made the
         table knows.
       examined: what was found in the files that are keys, if they were read.
+      spelled: name of a split as it is written → the split that it stands for.
+      held_out: whether 'test' is held out, so that the source does not name it.
+      labels_from, skipped: see `summary.Summary`.
     """
 
     where: str
@@ -59,6 +57,10 @@ class Table:
     multi_label: bool
     splits: Mapping[str, list[tuple[Any, Label]]]
     examined: "Examined | None" = None
+    spelled: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    held_out: bool = False
+    labels_from: str = ""
+    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def data_set(self, make: Callable[..., Source]) -> DataSet:
         """A data set whose splits are `make(classes, multi_label, keys, labels)`."""
@@ -77,18 +79,29 @@ class Table:
             self.where,
             sizes,
             read,
-            aliases(sizes),
+            aliases(sizes, self.spelled),
             lambda: digest_rows(self.classes, self.multi_label, sizes, self.splits),
+            self._summarize() if self.labels_from else None,
         )
 
+    def _summarize(self) -> Summary:
+        def counts() -> dict[str, np.ndarray]:
+            return {
+                name: count_labels([label for _, label in rows], len(self.classes))
+                for name, rows in self.splits.items()
+            }
 
-def aliases(sizes: Mapping[str, int]) -> dict[str, str]:
-    """What splits that are not there are called instead."""
-    return {
-        name: next(other for other in others if other in sizes)
-        for name, others in ALIASES.items()
-        if name not in sizes and not sizes.keys().isdisjoint(others)
-    }
+        sizes = {name: len(rows) for name, rows in self.splits.items()}
+        return Summary(
+            self.where,
+            sizes,
+            self.spelled,
+            self.held_out,
+            self.classes,
+            counts,
+            self.labels_from,
+            self.skipped,
+        )
 
 
 def digest_rows(
@@ -104,6 +117,34 @@ def digest_rows(
         for row in of_split:
             digest.update(repr(row).encode())
     return digest.hexdigest()
+
+
+def with_held_out(
+    members: Mapping[str, list[tuple[Any, Label]]],
+    config_data: Data,
+    where: str,
+    name: Callable[[Any], str] = str,
+    examined: "Examined | None" = None,
+) -> tuple[dict[str, list[tuple[Any, Label]]], bool]:
+    """The examples of each split, and whether 'test' is held out: of all examples if there are no splits ('' alone),
+    or of `config.data.holdout_from` if no split is to judge by. Other arguments as for `hold_out`.
+    """
+    held_out_of = held_out_split(members, config_data)
+    if held_out_of is None:
+        return dict(members), False
+    others = {split: rows for split, rows in members.items() if split != held_out_of}
+    held_out_parts = hold_out(members[held_out_of], config_data, where, name, examined)
+    return held_out_parts | others, True
+
+
+def held_out_split(splits: Collection[str], config_data: Data) -> str | None:
+    """The split of which the share `config_data.holdout` becomes 'test'; `None` if there is none."""
+    if set(splits) == {""}:
+        return ""
+    chosen = config_data.holdout_from
+    if chosen not in splits or has_both_sides(splits):
+        return None
+    return chosen
 
 
 def hold_out(
@@ -258,6 +299,11 @@ def _numbered_classes(occurring: set[str], names_file: epath.Path) -> tuple[str,
             f"Number the classes from 0, or give them names; or, if there are so many, list them in {names_file}"
         )
     return tuple(map(str, range(count)))
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name ends like an image's."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def natural(name: str) -> str:

@@ -2,8 +2,8 @@
 the stored index of them.
 
 The columns of a tar file: of each image its first byte, its bytes, its name (all names one after the other, and where
-each ends), the hash of its name that decides whether it is held out, and a code for (label, split, whether the label is
-in a file beside it); a label of None is that of the tar file.
+each ends), the hash of its name that decides whether it is held out, and a code for (label, the folder that may be that
+of a split, whether the label is in a file beside it); a label of None is that of the tar file.
 """
 
 import bisect
@@ -17,13 +17,17 @@ import numpy as np
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import Label, Labels
+from vit_jax.data.sources.beside import ARRAYS, is_array
 from vit_jax.data.sources.columns import FileColumns, Index, smallest
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.ranges import open_to_scan
+from vit_jax.data.sources.split_names import first_split_name
 from vit_jax.data.sources.stored_index import Kind, find_records
-from vit_jax.data.sources.table import SPLITS, name_number
+from vit_jax.data.sources.table import name_number
+from vit_jax.data.sources.tar_labels import LabelsBeside, arrays_beside
 from vit_jax.data.sources.text import readable
-from vit_jax.data.sources.unused import Unused
+from vit_jax.data.sources.trees import is_hidden
+from vit_jax.data.sources.unused import HIDDEN, Unused
 
 _OF_FILE = (None, "", False)  # the row of the table whose images are labelled by their tar file
 _RELEASE = 64  # files, or images far apart, after which the memory of what was looked at is let go
@@ -39,7 +43,8 @@ class TarIndex:
 
     Attributes:
       files: paths of the tar files.
-      table: per code (label, split, whether the label is in a file beside the image).
+      table: per code (label, the folder that may be that of a split or '', whether the label is in a file beside the
+        image).
     """
 
     def __init__(self, files: Sequence[str]):
@@ -248,32 +253,45 @@ def count_images(index: Index, path: str) -> int:
 def _scan(file: places.File) -> FileColumns:
     """The columns of the images in a tar file; the note is what else it has, see `Unused.counts`."""
     unused = Unused()
-    images, labels = [], {}
+    labels = LabelsBeside(file.path)
+    images = []
     try:
         with open_to_scan(file) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
             for member in tar:
-                key, suffix = _key(member.name)
-                if not member.isfile() or os.path.basename(member.name).startswith("."):
+                if not member.isfile():
                     continue
-                if suffix == ".cls":
-                    labels[key] = tar.extractfile(member).read().decode().strip()
+                suffix = os.path.splitext(member.name)[1].lower()
+                if any(map(is_hidden, _parts_of(member.name))):
+                    unused.skip(HIDDEN, [member.name])
+                elif suffix == ".cls":
+                    labels.add(member.name, tar.extractfile(member).read().decode().strip())
                 elif suffix == ".json":
-                    if key not in labels:
-                        label = json_label(json.load(tar.extractfile(member)))
-                        labels |= {} if label is None else {key: label}
+                    label = json_label(json.load(tar.extractfile(member)))
+                    if label is not None:
+                        labels.add(member.name, label)
                 elif unused.is_image(member.name):
-                    images.append((member.name, member.offset_data, member.size, key))
+                    images.append((member.name, member.offset_data, member.size))
+    except ConfigError:
+        raise
     except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{file.path} cannot be read as an uncompressed tar file: {error!r}"
         ) from None
-    pictures = {key for name, _, _, key in images if not _is_array(name)}
+    arrays = [name for name, _, _ in images if is_array(name)]
+    pictures = (name for name, _, _ in images if not is_array(name))
+    skipped = arrays_beside(arrays, pictures) if arrays else set()
+    unused.skip(ARRAYS, skipped)
     samples = [
-        (name, first, size, labels.get(key))
-        for name, first, size, key in images
-        if not (_is_array(name) and key in pictures)
+        (name, first, size, labels.label_of(name))
+        for name, first, size in images
+        if name not in skipped
     ]
     return _columns(samples, unused.counts())
+
+
+def _parts_of(name: str) -> list[str]:
+    """The folders of a member and its own name, without '.', as in './a/b.jpg'."""
+    return [part for part in name.split("/") if part not in ("", ".", "..")]
 
 
 def _columns(samples: Sequence[_Sample], unused: dict) -> FileColumns:
@@ -292,31 +310,17 @@ def _columns(samples: Sequence[_Sample], unused: dict) -> FileColumns:
 
 
 def _row(name: str, label: str | tuple[str, ...] | None) -> tuple:
-    """(label as text, split, whether the label is in a file beside it) of an image: see `tar.py`."""
-    folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
+    """A row of `TarIndex.table`, for an image; see `tar.py`."""
+    folders = _parts_of(os.path.dirname(name))
     if label is not None:
-        return label, first_split(folders), True
-    return (readable(folders[-1]), first_split(folders[:-1]), False) if folders else _OF_FILE
-
-
-def first_split(words: Sequence[str]) -> str:
-    """The first of some words that is the name of a split; '' if none is."""
-    return next((word for word in words if word in SPLITS), "")
+        return label, first_split_name(folders), True
+    if not folders:
+        return _OF_FILE
+    return readable(folders[-1]), first_split_name(folders[:-1]), False
 
 
 def _decode(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _is_array(name: str) -> bool:
-    """Whether it is a .npy file: an image, unless its sample has a picture."""
-    return name.lower().endswith(".npy")
-
-
-def _key(name: str) -> tuple[str, str]:
-    """'a/0001.left.jpg' -> ('a/0001', '.jpg'): the sample, and what kind of file of it this is."""
-    folder, base = os.path.split(name)
-    return os.path.join(folder, base.partition(".")[0]), os.path.splitext(base)[1].lower()
-
-
-KIND = Kind("tar 3", _scan, {"tar 2": lambda value: _columns(value["images"], value["unused"])})
+KIND = Kind("tar 4", _scan)
