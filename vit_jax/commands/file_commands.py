@@ -92,6 +92,9 @@ def prepare() -> None:
         ["ask", "skip", "keep"],
         "what files are that are named like masks of images beside them",
     )
+    flags.DEFINE_string(
+        "label_separator", "", "between several labels of an image in a list, such as '|'"
+    )
     flags.DEFINE_bool(
         "examine",
         False,
@@ -164,6 +167,7 @@ def prepare() -> None:
             holdout_from=FLAGS.holdout_from,
             layout=FLAGS.layout,
             mask_files=FLAGS.mask_files,
+            label_separator=FLAGS.label_separator,
             data_dir=FLAGS.data_dir,
             features={flag: FLAGS[flag].value for flag in features},
             part=part,

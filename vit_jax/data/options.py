@@ -58,20 +58,21 @@ class Data:
     )
     holdout_from: str = option(
         "",
-        "folder, list or tar files with splits, none of them to judge by: hold out 'test' from this split, such as "
-        "train; '': nothing is held out where there are splits",
+        "data with splits, but none to judge by: the split that 'test' is held out of, such as train; '': none",
     )
     layout: str = option(
         "auto",
-        "folder or tar files: what folders are. auto: understood by their names, or the run asks; classes: each is a "
-        "class; splits: those named like splits are; parts: each holds the same class folders, which are joined",
+        "folders are classes, splits, parts that all hold the same classes, or auto: as their names say, or ask",
         choices=("auto", "classes", "splits", "parts"),
     )
     mask_files: str = option(
         "ask",
-        "folder: files named like masks of images beside them (0_mask.png, 0.seg.png): the run asks, or they are "
-        "skipped, or kept as examples",
+        "files named like masks of images beside them (0_mask.png, 0.seg.png): skip, keep as examples, or ask",
         choices=("ask", "skip", "keep"),
+    )
+    label_separator: str = option(
+        "",
+        "between several labels of an image in a list, such as '|'; '': ';' in a column labels",
     )
     holdout_by: str = option(
         "file",
@@ -106,8 +107,7 @@ class Data:
     )
     native_tokens: int = option(
         0,
-        "images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; "
-        "0: all are cut to image_size",
+        "images, and crops of them, keep their aspects, each at up to so many patches; 0: all are cut to image_size",
         minimum=0,
         when={"views": operator.not_},
     )
@@ -119,8 +119,7 @@ class Data:
     )
     native_budget: int = option(
         0,
-        "patches of a batch, which has as many images as that allows; batch_size is then what its loss and rate are "
-        "relative to; 0: batch_size images",
+        "patches of a batch of as many images as they allow; loss and rate stay relative to batch_size; 0: batch_size",
         minimum=0,
         when={"native_tokens": bool},
     )
@@ -180,7 +179,7 @@ class Data:
     )
     interpolation: str = option(
         "bilinear",
-        "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it",
+        "antialiased filter that resizes crops: bilinear, bicubic; '': as init_from has it",
         choices=("bilinear", "bicubic", ""),
     )
     repeats: int = option(
@@ -221,8 +220,7 @@ class Data:
     )
     mean: tuple = option(
         (0.5, 0.5, 0.5),
-        "subtracted from pixels in [0, 1], one number for each channel or one for all; 0.5 with std 0.5 maps to "
-        "[-1, 1]; (): as init_from has it",
+        "subtracted from pixels in [0, 1], for each channel or all; 0.5 with std 0.5: [-1, 1]; (): as init_from has it",
         minimum=0,
         maximum=1,
     )
@@ -234,8 +232,7 @@ class Data:
     )
     permute: str = option(
         "none",
-        "a fixed permutation of what the model sees, in training and evaluation: of the patches, the pixels in "
-        "each, both, or all pixels (experiments)",
+        "a fixed permutation of what the model sees (experiments): none, patches, pixels in patches, both, all pixels",
         choices=("none", "patches", "pixels in patches", "both", "all pixels"),
     )
     permute_patch: int = option(

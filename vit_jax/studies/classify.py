@@ -55,7 +55,7 @@ _PLAN, _COMMANDS = "classify.json", "commands.sh"
 # Of the data, what an evaluation has to know.
 _OF_DATA = (
     "name", "path", "train_split", "eval_split", "holdout", "holdout_by", "holdout_from", "layout", "mask_files",
-    "examine", "on_bad_image", "max_bad_images",
+    "label_separator", "examine", "on_bad_image", "max_bad_images",
 )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ def prepare(
     holdout_from: str = "",
     layout: str = "auto",
     mask_files: str = "ask",
+    label_separator: str = "",
     data_dir: str = "",
     features: Mapping[str, str] | None = None,
     part: work.Part = (1, 1),
@@ -72,7 +73,7 @@ def prepare(
       options: how images are stored.
       holdout, holdout_by, examine: the share of 'test' where the source has no splits, and how it is chosen;
         see `table.hold_out`.
-      holdout_from, layout, mask_files: what folders and files mean, as in `config.data`.
+      holdout_from, layout, mask_files, label_separator: the meaning of folders, files and labels, as in `config.data`.
       data_dir: where TFDS keeps its data sets.
       features: of a TFDS data set, `image_feature`, `mask_feature` and `mask_table` of `config.data`.
       part: (i, n): write every n-th file alone, from the i-th on, one of n processes.
@@ -95,6 +96,7 @@ def prepare(
         examine=examine,
         layout=layout,
         mask_files=mask_files,
+        label_separator=label_separator,
         **(features or {}),
     )
     config_data = sources.locate(source, given, "SOURCE")

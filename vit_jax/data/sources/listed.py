@@ -2,7 +2,8 @@
 
 A CSV file has the columns `path` (or `file`; relative to its folder) and `label` (a class number or
 name), or `labels` (any number of them, separated by ';'), and if you like `split`. In JSON lines each
-line is an object with the same fields; a `label` that is a list makes the set multi-label. A CSV
+line is an object with the same fields; a `label` that is a list makes the set multi-label. Other
+separators, and vectors of 0 and 1, are understood by `label_texts.py`. A CSV
 file with no column but `path` and `split`, or JSON objects without a label, are images without
 labels. A file classes.txt beside it, one name a line, fixes the classes; otherwise they are those
 that occur.
@@ -12,7 +13,7 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from etils import epath
 
@@ -20,6 +21,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
+from vit_jax.data.sources.label_texts import split_labels
 from vit_jax.data.sources.split_names import find_splits, trains_twice
 from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
@@ -37,7 +39,10 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
     'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
     of the list, however it is spelled there.
     """
-    rows = list(json_rows(path, _FILE, json_label) if path.suffix in _JSON else _csv_rows(path))
+    if path.suffix in _JSON:
+        rows, is_plural = list(json_rows(path, _FILE, json_label)), False
+    else:
+        rows, is_plural = _read_csv(path)
     if not rows:
         raise ConfigError(f"{path} lists no images")
     for line, file, _, _ in rows:
@@ -45,7 +50,8 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
             raise ConfigError(
                 f"{path}, line {line}: {file!r} is a web address: download the images, and list the files"
             )
-    texts = [label for _, _, label, _ in rows]
+    fields = [label for _, _, label, _ in rows]
+    texts = split_labels(path, fields, config_data.label_separator, is_plural=is_plural)
     classes, multi_label, labels = number_labels(
         texts, path.parent / "classes.txt", lambda i: f"{path}, line {rows[i][0]}"
     )
@@ -113,8 +119,10 @@ def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
     return relative
 
 
-def _csv_rows(path: epath.Path) -> Iterator[_Row]:
+def _read_csv(path: epath.Path) -> tuple[list[_Row], bool]:
+    """The rows of a CSV file, and whether its column of labels is `labels`."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    rows: list[_Row] = []
     try:
         header = reader.fieldnames or []
         file = next((name for name in _FILE if name in header), None)
@@ -131,17 +139,11 @@ def _csv_rows(path: epath.Path) -> Iterator[_Row]:
                 raise ConfigError(
                     f"{path}, line {reader.line_num}: {len(header)} values are needed, {needed} not empty"
                 )
-            yield reader.line_num, row[file], _csv_label(row, label), row.get("split", "")
+            text = None if label is None else row[label].strip()
+            rows.append((reader.line_num, row[file], text, row.get("split", "")))
     except csv.Error as error:
         raise ConfigError(f"{path}, line {reader.line_num}: this is no CSV: {error}") from None
-
-
-def _csv_label(row: dict[str, str], column: str | None) -> str | tuple[str, ...] | None:
-    if column is None:
-        return None
-    if column == "labels":
-        return tuple(text.strip() for text in row[column].split(";") if text.strip())
-    return row[column].strip()
+    return rows, label == "labels"
 
 
 def json_label(fields: dict) -> str | tuple[str, ...] | None:

@@ -19,6 +19,7 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
+from vit_jax.data.sources.label_texts import read_vectors
 from vit_jax.data.sources.split_names import aliases, has_both_sides
 from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.text import read_text
@@ -241,7 +242,8 @@ def number_labels(
 
     Args:
       texts: the class number or class name of each example as text, or a list of them, or `None`
-        if it has no label. If one has a list, all are taken to have several labels.
+        if it has no label. If one has a list, all are taken to have several labels. Vectors of 0 and 1 are understood,
+        see `label_texts.read_vectors`.
       names_file: a path: the names of the classes, one a line, if there is such a file; else the
         classes are those that occur, names sorted.
       where: what to call example i in errors.
@@ -250,6 +252,10 @@ def number_labels(
       ConfigError: some examples have a label and others none, a label is not among the classes, or
         the numbers leave so many classes empty that they cannot be class numbers.
     """
+    names = None
+    if names_file.exists():
+        names = [line for line in map(str.strip, read_text(names_file).split("\n")) if line]
+    texts, vector_length = read_vectors(texts, None if names is None else len(names), where)
     without = [i for i, text in enumerate(texts) if text is None]
     if len(without) == len(texts):
         return (), False, list(texts)
@@ -263,11 +269,13 @@ def number_labels(
     if multi_label:
         texts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     occurring = set().union(*texts) if multi_label else set(texts)
-    if not occurring and not names_file.exists():
+    if not occurring and names is None and not vector_length:
         return (), False, [None] * len(texts)
     numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring)
-    if names_file.exists():
-        classes = tuple(line for line in map(str.strip, read_text(names_file).split("\n")) if line)
+    if names is not None:
+        classes = tuple(names)
+    elif vector_length:
+        classes = tuple(map(str, range(vector_length)))
     elif numbered:
         classes = _numbered_classes(occurring, names_file)
     else:
