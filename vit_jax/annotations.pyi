@@ -394,7 +394,7 @@ class DataSection(_Fields):
     name: str
     "'digits', 'folder', 'prepared', 'tar', 'masks', 'mixture', or a data set of TFDS such as 'imagenet2012' (default: 'digits')"
     path: str
-    "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a pattern; TFDS: the data directory (default ~/tensorflow_datasets) (default: '')"
+    "folder: of images or classes, or a list; prepared: the folder; tar: files; TFDS: ~/tensorflow_datasets (default: '')"
     image_feature: str
     "TFDS: the feature with the image; '': 'image', or else the only one with three channels (default: '')"
     mask_feature: str
@@ -417,6 +417,8 @@ class DataSection(_Fields):
     "files named like masks of images beside them (0_mask.png, 0.seg.png): skip, keep as examples, or ask (default: 'ask')"
     label_separator: str
     "between several labels of an image in a list, such as '|'; '': ';' in a column labels (default: '')"
+    class_order: Literal['ask', 'numbers', 'texts']
+    "of class folders, for a checkpoint without names: numbers (2 before 10), texts (10 before 2), or ask (default: 'ask')"
     holdout_by: Literal['file', 'class']
     "file: each image by itself; class: the same share of every class (default: 'file')"
     examine: bool
@@ -466,7 +468,7 @@ class DataSection(_Fields):
     pad: int
     'pad crop: zero border, in pixels, from which the crop is cut (default: 4)'
     eval_crop: Literal['central', 'torchvision', 'transformers', 'squash', 'resize']
-    "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one squeezed to the model's aspect ratio; or the whole image (default: 'central')"
+    "in evaluation: central, torchvision, transformers (by their rounding), squash (to the aspect), resize (all) (default: 'central')"
     eval_resize: int
     'all but resize: the smaller side is first resized to this (default: 256)'
     mean: _Tuple
@@ -480,7 +482,7 @@ class DataSection(_Fields):
     threads: int
     'threads that decode batches; 0: one for each core of the process (default: 0)'
     read_ahead: float
-    'memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time that a read takes asks for, none where reads are fast (default: -1.0)'
+    'MiB of images that each process reads before they are decoded; 0: none; -1: by the time that a read takes (default: -1.0)'
     cache: str
     "folder on a local disk that keeps what was read, for data in buckets or on slow disks; '': none (default: '')"
     cache_gib: float
@@ -946,6 +948,7 @@ class EvaluateFields(TypedDict, total=False):
     data__layout: Literal['auto', 'classes', 'splits', 'parts']
     data__mask_files: Literal['ask', 'skip', 'keep']
     data__label_separator: str
+    data__class_order: Literal['ask', 'numbers', 'texts']
     data__holdout_by: Literal['file', 'class']
     data__examine: bool
     data__sampling: Literal['uniform', 'balanced']

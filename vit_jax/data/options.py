@@ -22,8 +22,7 @@ class Data:
     )
     path: str = option(
         "",
-        "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a "
-        "pattern; TFDS: the data directory (default ~/tensorflow_datasets)",
+        "folder: of images or classes, or a list; prepared: the folder; tar: files; TFDS: ~/tensorflow_datasets",
     )
     image_feature: str = option(
         "",
@@ -73,6 +72,12 @@ class Data:
     label_separator: str = option(
         "",
         "between several labels of an image in a list, such as '|'; '': ';' in a column labels",
+    )
+    class_order: str = option(
+        "ask",
+        "of class folders, for a checkpoint without names: numbers (2 before 10), texts (10 before 2), or ask",
+        choices=("ask", "numbers", "texts"),
+        may_change=True,
     )
     holdout_by: str = option(
         "file",
@@ -206,8 +211,7 @@ class Data:
     )
     eval_crop: str = option(
         "central",
-        "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one "
-        "squeezed to the model's aspect ratio; or the whole image",
+        "in evaluation: central, torchvision, transformers (by their rounding), squash (to the aspect), resize (all)",
         choices=("central", "torchvision", "transformers", "squash", "resize"),
         may_change=True,
     )
@@ -250,8 +254,7 @@ class Data:
     )
     read_ahead: float = option(
         -1.0,
-        "memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time "
-        "that a read takes asks for, none where reads are fast",
+        "MiB of images that each process reads before they are decoded; 0: none; -1: by the time that a read takes",
         minimum=-1,
         maximum=2**20,
         may_change=True,

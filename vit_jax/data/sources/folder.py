@@ -52,6 +52,7 @@ class ImageFiles:
       contents: (n,) uint64, of a folder in a bucket: see `trees.Tree.contents`.
       marks: (n,) uint64, if the files were read: see `examined.Examined`; 0 where one cannot be read.
       problems: name → why the file cannot be read, as far as that is known.
+      named_by_folders: whether classes are called as their folders.
     """
 
     root: str
@@ -62,6 +63,7 @@ class ImageFiles:
     contents: np.ndarray | None = None
     marks: np.ndarray | None = None
     problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    named_by_folders: bool = False
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -170,7 +172,16 @@ def open_folder(config_data: Data) -> DataSet:
 
     def make(classes, multi_label, paths, labels):
         contents, findings = tree.contents(paths), _found(table, paths)
-        return ImageFiles(str(path), classes, multi_label, paths, labels, contents, *findings)
+        return ImageFiles(
+            str(path),
+            classes,
+            multi_label,
+            paths,
+            labels,
+            contents,
+            *findings,
+            named_by_folders=True,
+        )
 
     return table.data_set(make)
 
