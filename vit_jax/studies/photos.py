@@ -16,6 +16,7 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.data.sources import examined, folder
 from vit_jax.data.sources.layouts import read_layout
+from vit_jax.data.sources.metadata import find_metadata
 from vit_jax.data.sources.table import label_at
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import tree_at
@@ -218,7 +219,10 @@ def _findings(train: Source, test: Source) -> examined.Findings | None:
 
 def _empty(data: Data, classes: Sequence[str]) -> list[str]:
     """The folders of classes that are no classes."""
-    layout = read_layout(tree_at(epath.Path(data.path)), data.layout)
+    tree = tree_at(epath.Path(data.path))
+    if find_metadata(tree):
+        return []
+    layout = read_layout(tree, data.layout)
     names = next(iter(layout.classes.values()))
     return [readable(name) for name in names if readable(name) not in classes]
 

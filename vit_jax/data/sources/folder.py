@@ -25,6 +25,7 @@ from vit_jax.data.sources import examined, fingerprint
 from vit_jax.data.sources.beside import ARRAYS, MASKS, find_arrays, find_examples, find_masks
 from vit_jax.data.sources.layouts import Layout, read_layout
 from vit_jax.data.sources.listed import read_list
+from vit_jax.data.sources.metadata import find_metadata, read_metadata
 from vit_jax.data.sources.ranges import read_files
 from vit_jax.data.sources.stored_index import INDEX
 from vit_jax.data.sources.table import (
@@ -166,7 +167,12 @@ def open_folder(config_data: Data) -> DataSet:
             )
         )
     tree, unused = tree_at(path), Unused()
-    table = _read_folder(tree, config_data, unused)
+    lists = find_metadata(tree)
+    table = (
+        read_metadata(tree, lists, config_data, unused)
+        if lists
+        else _read_folder(tree, config_data, unused)
+    )
     unused.warn_of_pictures(str(path))
     _report(table)
 
@@ -180,7 +186,7 @@ def open_folder(config_data: Data) -> DataSet:
             labels,
             contents,
             *findings,
-            named_by_folders=True,
+            named_by_folders=not lists,
         )
 
     return table.data_set(make)
@@ -205,6 +211,9 @@ def unread_files(root: epath.Path, config_data: Data) -> list[tuple[str, str]]:
     hidden ones.
     """
     tree, why = tree_at(root), "its name does not end like an image's"
+    if find_metadata(tree):
+        names = tree.files_below("")
+        return [(name, why) for name in names if not is_image_name(name)]
     layout = read_layout(tree, config_data.layout)
     folders = tree.folders("")
     if not folders:

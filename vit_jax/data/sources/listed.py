@@ -1,6 +1,6 @@
 """Lists of image files with their labels: CSV, or JSON lines.
 
-A CSV file has the columns `path` (or `file`; relative to its folder) and `label` (a class number or
+A CSV file has the columns `path` (or `file`, `file_name`; relative to its folder) and `label` (a class number or
 name), or `labels` (any number of them, separated by ';'), and if you like `split`. In JSON lines each
 line is an object with the same fields; a `label` that is a list makes the set multi-label. Other
 separators, and vectors of 0 and 1, are understood by `label_texts.py`. A CSV
@@ -13,7 +13,8 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from etils import epath
 
@@ -26,12 +27,58 @@ from vit_jax.data.sources.split_names import find_splits, trains_twice
 from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
 
-_FILE = ("path", "file", "filename")
+_FILE = ("path", "file", "filename", "file_name")
 _LABEL = ("label", "labels", "class", "cls")
 _JSON = (".jsonl", ".json", ".ndjson")
+# What people give instead of a list, by the ends of its name.
+_NO_LISTS = {
+    (".xlsx", ".xls", ".ods", ".numbers"): "is a spreadsheet: save it as CSV, and give that file",
+    (
+        ".zip",
+        ".7z",
+        ".rar",
+    ): "is an archive: unpack it, and give the folder; tar files are read as they are",
+    (
+        ".tar.gz",
+        ".tgz",
+        ".tar.bz2",
+        ".tar.xz",
+        ".tar.zst",
+    ): "is a compressed tar file: uncompress it, such as by gunzip, and give the tar file",
+    (
+        ".npz",
+        ".pkl",
+        ".pickle",
+        ".h5",
+        ".hdf5",
+        ".mat",
+        ".arrow",
+        ".feather",
+        ".lmdb",
+    ): "is no list of images: write "
+    "the images as files, and a CSV file with the columns path and label",
+}
 _WEB = ("http://", "https://", "ftp://")
 
 _Row = tuple[int, str, str | tuple[str, ...] | None, str]  # line, file, label as text, split
+
+
+class ListedImage(NamedTuple):
+    """A line of a list.
+
+    Attributes:
+      where: the list.
+      line: number of the line.
+      file: of the image, from the folder that files are relative to.
+      label: as text; a tuple of several; `None` without one.
+      split: its name; '' without one.
+    """
+
+    where: epath.Path
+    line: int
+    file: str
+    label: str | tuple[str, ...] | None
+    split: str
 
 
 def read_list(path: epath.Path, config_data: Data) -> Table:
@@ -39,49 +86,87 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
     'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
     of the list, however it is spelled there.
     """
+    _check_type(path)
+    images, is_plural = read_rows(path)
+    return make_table(str(path), path.parent, images, is_plural, config_data, "the list")
+
+
+def read_rows(path: epath.Path) -> tuple[list[ListedImage], bool]:
+    """The lines of a list, and whether it is a CSV file whose column of labels is `labels`."""
     if path.suffix in _JSON:
-        rows, is_plural = list(json_rows(path, _FILE, json_label)), False
+        rows, is_plural = json_rows(path, _FILE, json_label), False
     else:
         rows, is_plural = _read_csv(path)
-    if not rows:
+    images = [ListedImage(path, *row) for row in rows]
+    if not images:
         raise ConfigError(f"{path} lists no images")
-    for line, file, _, _ in rows:
-        if file.startswith(_WEB):
+    for image in images:
+        if image.file.startswith(_WEB):
             raise ConfigError(
-                f"{path}, line {line}: {file!r} is a web address: download the images, and list the files"
+                f"{path}, line {image.line}: {image.file!r} is a web address: download the images, and list the files"
             )
-    fields = [label for _, _, label, _ in rows]
-    texts = split_labels(path, fields, config_data.label_separator, is_plural=is_plural)
+    return images, is_plural
+
+
+def make_table(
+    where: str,
+    root: epath.Path,
+    images: Sequence[ListedImage],
+    is_plural: bool,
+    config_data: Data,
+    labels_from: str,
+    skipped: Mapping[str, int] | None = None,
+) -> Table:
+    """The table of listed images.
+
+    Args:
+      where: what errors call it.
+      root: the folder that their files are relative to.
+      images: in the order of the list.
+      is_plural: see `read_rows`.
+      labels_from, skipped: see `Table`.
+    """
+    fields = [image.label for image in images]
+    texts = split_labels(where, fields, config_data.label_separator, is_plural=is_plural)
     classes, multi_label, labels = number_labels(
-        texts, path.parent / "classes.txt", lambda i: f"{path}, line {rows[i][0]}"
+        texts, root / "classes.txt", lambda i: f"{images[i].where}, line {images[i].line}"
     )
-    examined = examine(os.fspath(path.parent), [file for _, file, _, _ in rows], config_data)
-    split_names = dict.fromkeys(split for *_, split in rows)
-    spelled = _read_splits(path, split_names)
+    examined = examine(os.fspath(root), [image.file for image in images], config_data)
+    split_names = dict.fromkeys(image.split for image in images)
+    spelled = _read_splits(where, split_names)
     members = {}
-    for (_, file, _, name), label in zip(rows, labels, strict=True):
-        split = spelled.get(name, name)
-        members.setdefault(split, []).append((file, label))
+    for image, label in zip(images, labels, strict=True):
+        split = spelled.get(image.split, image.split)
+        members.setdefault(split, []).append((image.file, label))
     if "" in members and len(members) > 1:
-        raise ConfigError(f"{path}: some images have a split, others none")
-    folder = os.fspath(path.parent)
+        raise ConfigError(f"{where}: some images have a split, others none")
+    folder = os.fspath(root)
     folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
     realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
     name = functools.partial(_relative, folder, realpath)
-    members, is_held_out = with_held_out(members, config_data, str(path), name, examined)
+    members, is_held_out = with_held_out(members, config_data, where, name, examined)
     return Table(
-        str(path),
+        where,
         classes,
         multi_label,
         members,
         examined,
         spelled,
         is_held_out,
-        "the list",
+        labels_from,
+        skipped or {},
     )
 
 
-def _read_splits(path: epath.Path, names: Iterable[str]) -> dict[str, str]:
+def _check_type(path: epath.Path) -> None:
+    """Raises `ConfigError` if a file's name says that it is something else than a list, with what to do."""
+    name = path.name.lower()
+    for suffixes, what in _NO_LISTS.items():
+        if name.endswith(suffixes):
+            raise ConfigError(f"config.data.path = {str(path)!r} {what}")
+
+
+def _read_splits(where: str, names: Iterable[str]) -> dict[str, str]:
     """The meaning of the names of splits in a list: name → split, where the name is understood.
 
     Raises:
@@ -90,7 +175,7 @@ def _read_splits(path: epath.Path, names: Iterable[str]) -> dict[str, str]:
     spelled = find_splits(filter(None, names))
     if trains := trains_twice(spelled):
         raise ConfigError(
-            f"{path}: the splits {', '.join(map(repr, trains))} are all named like images to train on: write the same "
+            f"{where}: the splits {', '.join(map(repr, trains))} are all named like images to train on: write the same "
             "name for all of them, or another name, such as 'extra', for those that are not trained on"
         )
     return spelled
