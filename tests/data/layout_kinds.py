@@ -1,4 +1,4 @@
-"""Makes folders, lists and tar files as people have them, by number, and says what each means."""
+"""Makes folders, lists, tar and Parquet files as people have them, by number, and says what each means."""
 
 import dataclasses
 import io
@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 PAIRS = (
     ("train", "test"), ("train", "val"), ("train", "valid"), ("training", "testing"), ("training", "validation"),
@@ -178,6 +180,38 @@ def list_without_splits(rng, root):
     return Made("folder", root / "a.csv", CLASSES if labelled else (), (12, None))
 
 
+def metadata_of_the_hub(rng, root):
+    first, second = _pair(rng)
+    name = ["metadata.csv", "metadata.jsonl"][rng.integers(2)]
+    at_root = bool(rng.integers(2))
+    rows = {split: [(f"{i}.png", CLASSES[i % 3]) for i in range(6)] for split in (first, second)}
+    for split in rows:
+        _touch(root, [f"{split}/{file}" for file, _ in rows[split]])
+    if at_root:
+        rows = {"": [(f"{split}/{file}", label) for split in rows for file, label in rows[split]]}
+    for folder, lines in rows.items():
+        if name.endswith(".csv"):
+            text = "file_name,label\n" + "".join(f"{file},{label}\n" for file, label in lines)
+        else:
+            text = "\n".join(json.dumps({"file_name": f, "label": label}) for f, label in lines)
+        (root / folder / name).write_text(text)
+    return Made("folder", root, sizes=(6, 6))
+
+
+def parquet_of_the_hub(rng, root):
+    first, second = [("train", "test"), ("train", "validation"), ("Train", "Valid")][
+        rng.integers(3)
+    ]
+    folder = root / ["", "data"][rng.integers(2)]
+    folder.mkdir(exist_ok=True)
+    for split, count in ((first, 6), (second, 3)):
+        table = pyarrow.table(
+            {"image": [b"x"] * count, "label": [CLASSES[i % 3] for i in range(count)]}
+        )
+        pyarrow.parquet.write_table(table, folder / f"{split}-00000-of-00001.parquet")
+    return Made("folder", root, sizes=(6, 3))
+
+
 def _write_tar(path: pathlib.Path, members: dict[str, bytes]) -> None:
     with tarfile.open(path, "w") as tar:
         for name, content in members.items():
@@ -298,7 +332,7 @@ Kind = Callable[[np.random.Generator, pathlib.Path], Made]
 READ: tuple[Kind, ...] = (
     splits_of_classes, classes_of_splits, split_folders_within_themselves, three_splits, splits_without_labels,
     class_folders, one_class, images_alone, arrays_beside_images, accents, list_with_splits, list_without_splits,
-    tar_with_splits, tars_of_splits, dots_in_tars,
+    tar_with_splits, tars_of_splits, dots_in_tars, metadata_of_the_hub, parquet_of_the_hub,
 )  # fmt: skip
 ASKED: tuple[Kind, ...] = (
     parts, several_data_sets, class_called_like_a_split, folder_around, masks, two_to_train_on,

@@ -17,6 +17,7 @@ from vit_jax.data.record import Source
 from vit_jax.data.sources import examined, folder
 from vit_jax.data.sources.layouts import read_layout
 from vit_jax.data.sources.metadata import find_metadata
+from vit_jax.data.sources.parquet import find_parquet
 from vit_jax.data.sources.table import label_at
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import tree_at
@@ -220,7 +221,7 @@ def _findings(train: Source, test: Source) -> examined.Findings | None:
 def _empty(data: Data, classes: Sequence[str]) -> list[str]:
     """The folders of classes that are no classes."""
     tree = tree_at(epath.Path(data.path))
-    if find_metadata(tree):
+    if find_metadata(tree) or find_parquet(tree):
         return []
     layout = read_layout(tree, data.layout)
     names = next(iter(layout.classes.values()))

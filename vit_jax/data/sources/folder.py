@@ -21,7 +21,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
-from vit_jax.data.sources import examined, fingerprint
+from vit_jax.data.sources import examined, fingerprint, parquet
 from vit_jax.data.sources.beside import ARRAYS, MASKS, find_arrays, find_examples, find_masks
 from vit_jax.data.sources.layouts import Layout, read_layout
 from vit_jax.data.sources.listed import read_list
@@ -153,6 +153,8 @@ def open_folder(config_data: Data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
+    if path.suffix.lower() == parquet.SUFFIX:
+        return parquet.open_parquet([str(path)], str(path), config_data)
     if not path.is_dir():
         if path.suffix.lower() in SUFFIXES:
             raise ConfigError(
@@ -167,6 +169,9 @@ def open_folder(config_data: Data) -> DataSet:
             )
         )
     tree, unused = tree_at(path), Unused()
+    if parquet_files := parquet.find_parquet(tree):
+        paths = [os.path.join(path, name) for name in parquet_files]
+        return parquet.open_parquet(paths, str(path), config_data)
     lists = find_metadata(tree)
     table = (
         read_metadata(tree, lists, config_data, unused)
@@ -211,6 +216,8 @@ def unread_files(root: epath.Path, config_data: Data) -> list[tuple[str, str]]:
     hidden ones.
     """
     tree, why = tree_at(root), "its name does not end like an image's"
+    if parquet.find_parquet(tree):
+        return []
     if find_metadata(tree):
         names = tree.files_below("")
         return [(name, why) for name in names if not is_image_name(name)]

@@ -236,7 +236,10 @@ def _smallest_of_each_class(
 
 
 def number_labels(
-    texts: Sequence[str | Sequence[str] | None], names_file: epath.Path, where: Callable[[int], str]
+    texts: Sequence[str | Sequence[str] | None],
+    names_file: epath.Path,
+    where: Callable[[int], str],
+    names: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], bool, list[Label]]:
     """The classes, whether examples have several labels each, and the label of every example.
 
@@ -247,13 +250,14 @@ def number_labels(
       names_file: a path: the names of the classes, one a line, if there is such a file; else the
         classes are those that occur, names sorted.
       where: what to call example i in errors.
+      names: of the classes, where the source has them itself; labels are then among them.
 
     Raises:
       ConfigError: some examples have a label and others none, a label is not among the classes, or
         the numbers leave so many classes empty that they cannot be class numbers.
     """
-    names = None
-    if names_file.exists():
+    numbers_are_names = bool(names)
+    if not names and names_file.exists():
         names = [line for line in map(str.strip, read_text(names_file).split("\n")) if line]
     texts, vector_length = read_vectors(texts, None if names is None else len(names), where)
     without = [i for i, text in enumerate(texts) if text is None]
@@ -271,7 +275,7 @@ def number_labels(
     occurring = set().union(*texts) if multi_label else set(texts)
     if not occurring and names is None and not vector_length:
         return (), False, [None] * len(texts)
-    numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring)
+    numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring) and not numbers_are_names
     if names is not None:
         classes = tuple(names)
     elif vector_length:
