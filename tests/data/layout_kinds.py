@@ -234,6 +234,13 @@ def tar_with_splits(rng, root):
     return Made("tar", root / "a.tar", sizes=(9, 9))
 
 
+def tar_with_splits_in_classes(rng, root):
+    splits = _pair(rng)
+    names = [f"{name}/{split}/{i}.jpg" for split in splits for name in CLASSES for i in range(3)]
+    _write_tar(root / "a.tar", dict.fromkeys(names, b"x"))
+    return Made("tar", root / "a.tar", sizes=(9, 9))
+
+
 def tars_of_splits(rng, root):
     case = CASES[rng.integers(len(CASES))]
     first, second = [("train", "test"), ("training", "valid"), ("train", "eval")][rng.integers(3)]
@@ -305,6 +312,10 @@ def masks(rng, root):
 
 
 def two_to_train_on(rng, root):
+    if rng.integers(2):
+        splits = [f"{split}_{name}" for split in ("train", "test") for name in "ab"]
+        _touch(root, [f"{split}/0.png" for split in splits])
+        return Made("folder", root, words=("layout=splits", "train_split=train_a+train_b"))
     other = ["Training", "train_set", "TRAIN"][rng.integers(3)]
     _touch(
         root, [f"{split}/{name}/0.png" for split in ("train", other, "test") for name in CLASSES]
@@ -332,7 +343,7 @@ Kind = Callable[[np.random.Generator, pathlib.Path], Made]
 READ: tuple[Kind, ...] = (
     splits_of_classes, classes_of_splits, split_folders_within_themselves, three_splits, splits_without_labels,
     class_folders, one_class, images_alone, arrays_beside_images, accents, list_with_splits, list_without_splits,
-    tar_with_splits, tars_of_splits, dots_in_tars, metadata_of_the_hub, parquet_of_the_hub,
+    tar_with_splits, tar_with_splits_in_classes, tars_of_splits, dots_in_tars, metadata_of_the_hub, parquet_of_the_hub,
 )  # fmt: skip
 ASKED: tuple[Kind, ...] = (
     parts, several_data_sets, class_called_like_a_split, folder_around, masks, two_to_train_on,

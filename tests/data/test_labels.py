@@ -202,3 +202,13 @@ def test_lists_of_numbers_are_vectors_only_if_they_cannot_be_class_numbers(
 def test_probabilities_in_a_list_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="line 2: the labels 0.2, 0.8 are probabilities"):
         sources.open_train(written(tmp_path / "a.csv", ["[0.2, 0.8]", "[1, 0]"]))
+
+
+def test_labels_whose_accents_are_stored_in_two_ways_are_one_class(tmp_path):
+    composed, decomposed = "c\u00e1scara", "ca\u0301scara"
+    config = written(tmp_path / "a.csv", [composed, decomposed, "moss"], "label")
+    source = sources.open_train(config)
+    assert len(source.classes) == 2 and source.labels[0] == source.labels[1] != source.labels[2]
+    (tmp_path / "classes.txt").write_text(f"moss\n{decomposed}\n", "utf-8")
+    source = sources.open_train(config)
+    assert source.classes == ("moss", decomposed) and source.labels.tolist() == [1, 1, 0]

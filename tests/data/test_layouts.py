@@ -121,3 +121,28 @@ def test_a_line_of_many_classes_is_bounded(tmp_path, caplog):
         opened(tmp_path)
     assert "50 classes from the names of folders (1 to 3 images each): c0 (1 + 0)" in caplog.text
     assert "c29 (3 + 0), and 20 others" in caplog.text
+
+
+def test_every_command_shows_how_a_folder_was_understood_or_asks_with_exit_code_2(
+    command, tmp_path, caplog
+):
+    for name in ("a", "b"):
+        touch(tmp_path / name, "Training/x/0.png", "Training/y/0.png", "dev/x/0.png")
+    touch(tmp_path / "c", "train/x/0.png", "other/0.png")
+    recipe = ["--config=configs/folder.py", "--config.data.examine=False", "--dry_run"]
+    for name, arguments in (
+        ("a", ["train", *recipe, f"--config.data.path={tmp_path}/a", f"--workdir={tmp_path}/run"]),
+        ("b", ["prepare", f"{tmp_path}/b", f"--out={tmp_path}/out"]),
+    ):
+        with caplog.at_level("INFO", logger="absl"):
+            command(*arguments)
+        assert f"{tmp_path}/{name}: splits: train 2 ('Training'), val 1 ('dev')" in caplog.text
+        assert f"{tmp_path}/{name}: 2 classes from the names of folders: x (1 + 1)" in caplog.text
+    for arguments in (
+        ["train", *recipe, f"--config.data.path={tmp_path}/c", f"--workdir={tmp_path}/run"],
+        ["prepare", f"{tmp_path}/c", f"--out={tmp_path}/new"],
+        ["classify", f"{tmp_path}/c", f"--out={tmp_path}/new", "--weights=none"],
+    ):
+        code, _, err = command(*arguments)
+        assert code == 2 and "--config.data.layout=classes" in err
+    assert not (tmp_path / "new").exists() and not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ MASKS = "named like masks of images beside them"
 
 _MASK_WORD = (
     "(?:mask|masks|seg|segm|segmentation|label|labels|lbl|gt|groundtruth|ground_truth|annotation|annotations|annot|"
-    "matte|trimap)"
+    "matte|trimap|alpha|depth|heatmap|overlay|roi|semantic|instance|panoptic)"
 )
 _MASK_AT_END = re.compile(rf"(.+?)[ ._-]+{_MASK_WORD}(?:[ ._-]?\d+)?", re.IGNORECASE)
 _MASK_AT_START = re.compile(rf"{_MASK_WORD}[ ._-]+(.+)", re.IGNORECASE)

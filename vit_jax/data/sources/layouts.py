@@ -19,8 +19,8 @@ from vit_jax.data.sources.split_names import (
     find_splits,
     has_both_sides,
     is_split_name,
+    names_to_train_on,
     same_text,
-    trains_twice,
 )
 from vit_jax.data.sources.table import is_image_name, natural
 from vit_jax.data.sources.text import readable
@@ -147,7 +147,7 @@ def _match_classes(tree: Tree, top: str, names: Mapping[str, str]) -> ClassFolde
 def _read_flat_splits(tree: Tree, folders: Sequence[str], choice: str) -> Layout | None:
     """Folders of splits that hold images alone, which have no labels; `None` if they are anything else."""
     splits = find_splits(folders)
-    if "train" not in splits.values() or any(tree.folders(name) for name in splits):
+    if not names_to_train_on(splits) or any(tree.folders(name) for name in splits):
         return None
     others = [name for name in folders if name not in splits and _has_images(tree, name)]
     if others and choice != "splits":
@@ -169,7 +169,9 @@ def _read_splits_in_classes(tree: Tree, folders: Sequence[str]) -> Layout | None
             return None
     names = {name: None for inner in of_class.values() for name in inner}
     splits = find_splits(names)
-    if len(splits) < len(names) or not has_both_sides(splits.values()) or trains_twice(splits):
+    if len(splits) < len(names) or not has_both_sides(splits.values()):
+        return None
+    if len(names_to_train_on(splits)) > 1:
         return None
     places = [os.path.join(name, inner) for name in folders for inner in of_class[name]]
     if not all(_has_direct_images(tree, place) for place in places):
@@ -225,8 +227,8 @@ def _only_folder(tree: Tree, folder: str) -> str | None:
 
 def _check_trains_once(tree: Tree, splits: Mapping[str, str]) -> None:
     """Raises `ConfigError`, a question, if several folders are to train on."""
-    trains = trains_twice(splits)
-    if not trains:
+    trains = names_to_train_on(splits)
+    if len(trains) < 2:
         return
     joined = "+".join(splits[name] for name in trains)
     raise _ask(

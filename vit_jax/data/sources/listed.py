@@ -23,7 +23,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
 from vit_jax.data.sources.label_texts import split_labels
-from vit_jax.data.sources.split_names import find_splits, trains_twice
+from vit_jax.data.sources.split_names import find_splits, names_to_train_on
 from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
 
@@ -173,7 +173,8 @@ def _read_splits(where: str, names: Iterable[str]) -> dict[str, str]:
       ConfigError: several are to train on.
     """
     spelled = find_splits(filter(None, names))
-    if trains := trains_twice(spelled):
+    trains = names_to_train_on(spelled)
+    if len(trains) > 1:
         raise ConfigError(
             f"{where}: the splits {', '.join(map(repr, trains))} are all named like images to train on: write the same "
             "name for all of them, or another name, such as 'extra', for those that are not trained on"

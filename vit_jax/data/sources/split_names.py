@@ -122,11 +122,10 @@ def has_both_sides(splits: Iterable[str]) -> bool:
     return len(sides) == 2
 
 
-def trains_twice(names: Collection[str]) -> list[str]:
-    """The names that each mean the examples to train on, if there are several; else none."""
+def names_to_train_on(names: Collection[str]) -> list[str]:
+    """The names that mean the examples to train on."""
     parsed = {name: _parse(name) for name in names}
-    trains = [name for name, of_name in parsed.items() if of_name and of_name.split == "train"]
-    return trains if len(trains) > 1 else []
+    return [name for name, of_name in parsed.items() if of_name and of_name.split == "train"]
 
 
 def is_split_name(name: str) -> bool:

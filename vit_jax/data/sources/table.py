@@ -20,7 +20,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.label_texts import read_vectors
-from vit_jax.data.sources.split_names import aliases, has_both_sides
+from vit_jax.data.sources.split_names import aliases, has_both_sides, same_text
 from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.text import read_text
 
@@ -273,6 +273,10 @@ def number_labels(
     if multi_label:
         texts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     occurring = set().union(*texts) if multi_label else set(texts)
+    if not all(map(str.isascii, occurring)):
+        form = _one_form(occurring, names or ())
+        texts = [tuple(form[t] for t in text) if multi_label else form[text] for text in texts]
+        occurring = set(form.values())
     if not occurring and names is None and not vector_length:
         return (), False, [None] * len(texts)
     numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring) and not numbers_are_names
@@ -299,6 +303,14 @@ def number_labels(
     else:
         labels = [number(text, i) for i, text in enumerate(texts)]
     return classes, multi_label, labels
+
+
+def _one_form(texts: set[str], names: Sequence[str]) -> dict[str, str]:
+    """Each text → the form in which it is used: texts that differ only in how accents are stored are one, as the names
+    of classes have it.
+    """
+    forms = {same_text(text): text for text in [*sorted(texts, reverse=True), *names]}
+    return {text: forms[same_text(text)] for text in texts}
 
 
 def _numbered_classes(occurring: set[str], names_file: epath.Path) -> tuple[str, ...]:

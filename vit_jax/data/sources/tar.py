@@ -24,7 +24,7 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Label, Labels, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.ranges import Ranges
-from vit_jax.data.sources.split_names import aliases, find_splits, splits_of_files
+from vit_jax.data.sources.split_names import aliases, find_splits, has_both_sides, splits_of_files
 from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.table import (
     SUFFIXES,
@@ -294,7 +294,13 @@ def _understand(tars: TarIndex, files: list, config_data: Data) -> _Meaning:
     with_splits = config_data.layout != "classes"
     names = {*labels} - {None}
     flat = find_splits(names) if with_splits and not are_beside else {}
-    if len(flat) == len(names):  # the only folders are splits
+    around = {folders[code] for code in codes}
+    are_flat = len(flat) == len(names)
+    if are_flat and has_both_sides(flat.values()) and "" not in around and len(around) > 1:
+        # Folders of splits inside of those of classes.
+        texts, folders = folders, texts
+        labels = [texts[code] for code in codes] + [None] * len(by_file)
+    elif are_flat:  # the only folders are splits
         folders = [text or folder for text, folder in zip(texts, folders, strict=True)]
         labels = [None] * len(labels)
     spelled = find_splits({folders[code] for code in codes} - {""}) if with_splits else {}

@@ -3,7 +3,8 @@ the stored index of them.
 
 The columns of a tar file: of each image its first byte, its bytes, its name (all names one after the other, and where
 each ends), the hash of its name that decides whether it is held out, and a code for (label, the folder that may be that
-of a split, whether the label is in a file beside it); a label of None is that of the tar file.
+of a split, whether the label is in a file beside it); a label of None is that of the tar file. Where the innermost
+folder, which is the label, is called like a split, the other one is the folder around it, which may be the class.
 """
 
 import bisect
@@ -21,7 +22,7 @@ from vit_jax.data.sources.beside import ARRAYS, is_array
 from vit_jax.data.sources.columns import FileColumns, Index, smallest
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.ranges import open_to_scan
-from vit_jax.data.sources.split_names import first_split_name
+from vit_jax.data.sources.split_names import first_split_name, has_split_word
 from vit_jax.data.sources.stored_index import Kind, find_records
 from vit_jax.data.sources.table import name_number
 from vit_jax.data.sources.tar_labels import LabelsBeside, arrays_beside
@@ -316,7 +317,11 @@ def _row(name: str, label: str | tuple[str, ...] | None) -> tuple:
         return label, first_split_name(folders), True
     if not folders:
         return _OF_FILE
-    return readable(folders[-1]), first_split_name(folders[:-1]), False
+    *outer, inner = folders
+    split = first_split_name(outer)
+    if not split and outer and has_split_word(inner):  # the folder of a split inside of a class?
+        split = outer[-1]
+    return readable(inner), split, False
 
 
 def _decode(name: bytes) -> str:
