@@ -99,13 +99,12 @@ def with_classes(source: Source, classes: tuple[str, ...], order: str = "ask") -
 
 
 def _with_accents_of(source: Source, classes: tuple[str, ...]) -> Source:
-    """The source with the names of `classes` for those of its classes that differ from them only in how accents are
-    stored.
-    """
+    """The source with its classes called as in `classes`, where names differ only in how accents are stored."""
     if all(map(str.isascii, source.classes)):
         return source
     known = {unicodedata.normalize("NFC", name): name for name in classes}
-    names = tuple(known.get(unicodedata.normalize("NFC", name), name) for name in source.classes)
+    composed = [unicodedata.normalize("NFC", name) for name in source.classes]
+    names = tuple(map(known.get, composed, source.classes))
     if names == source.classes:
         return source
     return Relabelled(source, names, tuple(range(len(names))))

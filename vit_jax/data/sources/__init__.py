@@ -68,9 +68,7 @@ def open_data_set(config_data: Data, *, is_logged: bool = True) -> "DataSet | Mi
             config_data = dataclasses.replace(config_data, path=str(place))
     data_set = OPENERS.get(config_data.name, _open_tfds)(config_data)
     if is_logged and isinstance(data_set, DataSet) and data_set.summary:
-        from vit_jax.data.sources.summary import log_summary
-
-        log_summary(data_set.summary, config_data)
+        data_set.summary.log(config_data)
     if not config_data.cache or not isinstance(
         data_set, DataSet
     ):  # whose sets are cached one by one

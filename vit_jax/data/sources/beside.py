@@ -11,10 +11,12 @@ from vit_jax.data.sources.unused import Unused
 ARRAYS = "arrays (.npy) beside a picture of the same name"
 MASKS = "named like masks of images beside them"
 
-_MASK_WORD = (
-    "(?:mask|masks|seg|segm|segmentation|label|labels|lbl|gt|groundtruth|ground_truth|annotation|annotations|annot|"
-    "matte|trimap|alpha|depth|heatmap|overlay|roi|semantic|instance|panoptic)"
-)
+_MASK_WORDS = (
+    "mask", "masks", "seg", "segm", "segmentation", "label", "labels", "lbl", "gt", "groundtruth", "ground_truth",
+    "annotation", "annotations", "annot", "matte", "trimap", "alpha", "depth", "heatmap", "overlay", "roi", "semantic",
+    "instance", "panoptic",
+)  # fmt: skip
+_MASK_WORD = f"(?:{'|'.join(_MASK_WORDS)})"
 _MASK_AT_END = re.compile(rf"(.+?)[ ._-]+{_MASK_WORD}(?:[ ._-]?\d+)?", re.IGNORECASE)
 _MASK_AT_START = re.compile(rf"{_MASK_WORD}[ ._-]+(.+)", re.IGNORECASE)
 _MASK_FOLDER = re.compile(_MASK_WORD, re.IGNORECASE)
@@ -32,21 +34,24 @@ def find_arrays(files: Iterable[str]) -> set[str]:
     arrays = [file for file in files if is_array(file)]
     if not arrays:
         return set()
-    pictures = {os.path.splitext(file)[0] for file in files if not is_array(file)}
-    return {file for file in arrays if os.path.splitext(file)[0] in pictures}
+    pictures = {_stem(file) for file in files if not is_array(file)}
+    return {file for file in arrays if _stem(file) in pictures}
 
 
 def find_masks(files: Iterable[str]) -> dict[str, str]:
-    """The images that are named like masks of others: mask → the image that it would be of.
+    """The images that are named like masks of other images: mask → image.
 
     Args:
       files: images in the folders of a class, with their folders.
     """
     files = list(files)
+    text = "\n".join(files).lower()
+    if not any(word in text for word in _MASK_WORDS):
+        return {}  # of millions of files most
     candidates = {file: bases for file in files if (bases := _bases(file))}
     if not candidates:
         return {}
-    by_stem = {os.path.splitext(file)[0]: file for file in files if file not in candidates}
+    by_stem = {_stem(file): file for file in files if file not in candidates}
     masks = {}
     for file, bases in candidates.items():
         image = next((by_stem[base] for base in bases if base in by_stem), None)
@@ -56,7 +61,7 @@ def find_masks(files: Iterable[str]) -> dict[str, str]:
 
 
 def ask_about_masks(where: str, masks: dict[str, str]) -> ConfigError:
-    """The question what files are that are named like masks."""
+    """The question whether files that are named like masks are examples."""
     mask, image = next(iter(masks.items()))
     return ConfigError(
         f"{where}: {len(masks):,} files are {MASKS}, the first is {readable(mask)} beside {readable(image)}. Set "
@@ -64,10 +69,13 @@ def ask_about_masks(where: str, masks: dict[str, str]) -> ConfigError:
     )
 
 
+def _stem(file: str) -> str:
+    return os.path.splitext(file)[0]
+
+
 def _bases(file: str) -> Sequence[str]:
     """Without their endings, the images that a file could be the mask of; none if it is named like an image."""
-    stem = os.path.splitext(file)[0]
-    folder, base = os.path.split(stem)
+    folder, base = os.path.split(_stem(file))
     for pattern in (_MASK_AT_END, _MASK_AT_START):
         if match := pattern.fullmatch(base):
             return [os.path.join(folder, match[1])]
@@ -81,10 +89,10 @@ def find_examples(where: str, files: Sequence[str], mask_files: str, unused: Unu
     """The files of a class that are examples.
 
     Args:
-      where: what errors call the data set.
+      where: the name of the data set in errors.
       files: images in the folders of a class.
       mask_files: `config.data.mask_files`.
-      unused: counts the others.
+      unused: counts the files that are skipped.
 
     Raises:
       ConfigError: some are named like masks, and `mask_files` is 'ask'.

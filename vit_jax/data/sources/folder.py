@@ -303,9 +303,8 @@ def _unlabelled(tree: Tree, folder: str, unused: Unused) -> list[tuple[str, Labe
 def _read_classes(
     tree: Tree, layout: Layout, config_data: Data, unused: Unused
 ) -> tuple[tuple[str, ...], dict[str, list[tuple[str, Label]]]]:
-    """The classes, and of each split (path from the root, label) of all images in the folders of the classes. The
-    classes are those of the first split. Where files are examined, folders without images are no classes, and
-    reported.
+    """The classes, which the first split defines, and for each split (path from the root, label) of all images. Where
+    files are examined, folders without images are no classes, and reported.
     """
     classes: tuple[str, ...] = ()
     members = {}

@@ -10,7 +10,8 @@ LabelText = str | tuple[str, ...] | None  # a label, several, or none
 NO_SEPARATOR = "none"
 _IN_BRACKETS = re.compile(r"\[.*\]", re.DOTALL)
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,'"\[\]]+)""")
-_ZERO, _ONE = ("0", "0.0", "0.", "false"), ("1", "1.0", "1.", "true")
+_ZERO = ("0", "0.0", "0.", "false")
+_ONE = ("1", "1.0", "1.", "true")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -21,7 +22,7 @@ def split_labels(
 
     Args:
       path: of the list, for errors.
-      texts: of each image what its field has; a tuple is of a file that has lists itself.
+      texts: the field of each image; a tuple comes from a file that has lists itself.
       separator: `config.data.label_separator`.
       is_plural: whether the field is called `labels`.
 
@@ -46,14 +47,14 @@ def split_labels(
 def read_vectors(
     texts: Sequence[LabelText], names: int | None, where: Callable[[int], str]
 ) -> tuple[list[LabelText], int]:
-    """The labels, of which vectors became class numbers, and how many classes vectors have; 0 if there are none.
+    """Vectors of 0 and 1 become class numbers. Returns the labels, and the length of the vectors; 0 if there are none.
 
     Lists of the same length of 0 and 1 alone are vectors: as class numbers they would name a class twice, or each
     image would have the same two.
 
     Args:
       names: how many names of classes there are; `None` if they are not given.
-      where: what to call example i in errors.
+      where: gives the name of example i for errors.
 
     Raises:
       ConfigError: vectors have other lengths than there are names, or are probabilities.

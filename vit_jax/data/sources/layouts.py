@@ -1,4 +1,4 @@
-"""What the folders of a folder of images mean: splits, classes, or parts. Only names are read.
+"""The meaning of the folders in a folder of images: splits, classes, or parts. Only names are read.
 
 A folder holds, of these the first that fits:
 1. images and no sub-folders: they have no labels;
@@ -33,7 +33,7 @@ ClassFolders = dict[str, list[str]]  # class → its folders, from the root
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What folders mean. Names are those of folders, as the disk has them.
+    """The meaning of folders. Names of folders are spelled like on the disk.
 
     Attributes:
       classes: split → class → the folders with its images, '' being the split where there are none; empty where images
@@ -63,7 +63,7 @@ class Layout:
 
 
 def read_layout(tree: Tree, choice: str) -> Layout:
-    """What the folders of a tree mean.
+    """The meaning of the folders of a tree.
 
     Args:
       choice: `config.data.layout`.
@@ -123,7 +123,7 @@ def _match_classes(tree: Tree, top: str, names: Mapping[str, str]) -> ClassFolde
 
     Args:
       top: that folder.
-      names: of the classes there may be, in the form that is compared → as they are called; none: any.
+      names: of the allowed classes, in the form that is compared → as they are called; empty: all are allowed.
     """
     classes: ClassFolders = {}
     for folder in tree.folders(top):
@@ -278,7 +278,8 @@ def _check_parts(tree: Tree, folders: Sequence[str]) -> None:
         inner.append(set(map(same_text, tree.folders(name))))
         if not inner[-1] or _has_direct_images(tree, name):
             return
-    union, common = set.union(*inner), set.intersection(*inner)
+    union = set.union(*inner)
+    common = set.intersection(*inner)
     if len(union) < 2 or 2 * len(common) < len(union):
         return
     names = sorted(union, key=natural)

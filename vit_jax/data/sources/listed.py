@@ -94,7 +94,8 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
 def read_rows(path: epath.Path) -> tuple[list[ListedImage], bool]:
     """The lines of a list, and whether it is a CSV file whose column of labels is `labels`."""
     if path.suffix in _JSON:
-        rows, is_plural = json_rows(path, _FILE, json_label), False
+        rows = json_rows(path, _FILE, json_label)
+        is_plural = False
     else:
         rows, is_plural = _read_csv(path)
     images = [ListedImage(path, *row) for row in rows]
@@ -120,7 +121,7 @@ def make_table(
     """The table of listed images.
 
     Args:
-      where: what errors call it.
+      where: its name in errors.
       root: the folder that their files are relative to.
       images: in the order of the list.
       is_plural: see `read_rows`.

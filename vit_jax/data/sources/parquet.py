@@ -66,7 +66,9 @@ class ParquetImages:
         column: of the images.
         rows: of the examples.
         """
-        self.classes, self.multi_label, self.labels = classes, multi_label, labels
+        self.classes = classes
+        self.multi_label = multi_label
+        self.labels = labels
         self._files = tuple(files)
         self._column = column
         self._rows = tuple(rows)
@@ -106,7 +108,8 @@ class _RowGroups:
     """The images of Parquet files by row; the row groups read last are kept. Any number of threads may use it."""
 
     def __init__(self, files: Sequence[str], column: str):
-        self._files, self._column = files, column
+        self._files = files
+        self._column = column
         self._kept: collections.OrderedDict[tuple[int, int], tuple[pyarrow.Array, int]]
         self._kept = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -177,7 +180,7 @@ def open_parquet(paths: Sequence[str], where: str, config_data: Data) -> DataSet
 
     Args:
       paths: of the files.
-      where: what errors call the data set.
+      where: the name of the data set in errors.
 
     Raises:
       ConfigError: a file is damaged, has no column of images, or no one column of labels.
@@ -254,7 +257,7 @@ def _read_labels(
       opened: all files.
       numbers: of the files to read.
       label: the column; '': there is none.
-      where: what errors call the data set.
+      where: the name of the data set in errors.
     """
     rows: list[_Row] = []
     texts: list[LabelText] = []

@@ -181,7 +181,8 @@ def _parse(name: str) -> _Parsed | None:
 
 def _parse_words(text: str) -> _Parsed | None:
     words = _join_two(_WORDS.findall(text))
-    splits, affix = [], []
+    splits: list[str] = []
+    affix: list[str] = []
     for word in words:
         match = _GLUED.fullmatch(word)
         if match:

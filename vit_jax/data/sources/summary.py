@@ -51,6 +51,15 @@ class Summary:
             lines.append(f"{self.where}: skipped: {', '.join(some)}")
         return lines
 
+    def log(self, config_data: Data) -> None:
+        """Logs how the data set was understood, once in a process for all that open it in the same way."""
+        key = (self.where, *self.sizes.items(), config_data.train_split, config_data.eval_split)
+        if key in _logged:
+            return
+        _logged.add(key)
+        for line in self.lines(config_data):
+            logging.info("%s", line)
+
     def hint(self, split: str) -> str:
         """What to do where a split is not there; '' if there is nothing to say."""
         if split in self.sizes or "train" not in self.sizes or has_both_sides(self.sizes):
@@ -91,16 +100,6 @@ class Summary:
         total = np.sum(of_splits, axis=0)
         sizes = f" ({int(total.min()):,} to {int(total.max()):,} images each)" if others else ""
         return f"{len(self.classes):,} classes from {self.labels_from}{sizes}: {', '.join(named)}{more}"
-
-
-def log_summary(summary: Summary, config_data: Data) -> None:
-    """Logs how a data set was understood, once in a process for all that open it in the same way."""
-    key = (summary.where, *summary.sizes.items(), config_data.train_split, config_data.eval_split)
-    if key in _logged:
-        return
-    _logged.add(key)
-    for line in summary.lines(config_data):
-        logging.info("%s", line)
 
 
 def count_labels(labels: object, classes: int) -> np.ndarray:

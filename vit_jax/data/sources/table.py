@@ -87,10 +87,12 @@ class Table:
 
     def _summarize(self) -> Summary:
         def counts() -> dict[str, np.ndarray]:
-            return {
-                name: count_labels([label for _, label in rows], len(self.classes))
-                for name, rows in self.splits.items()
-            }
+            by_split = {}
+            for name, rows in self.splits.items():
+                labels = [label for _, label in rows]
+                as_array = labels if self.multi_label else np.asarray(labels, np.int64)
+                by_split[name] = count_labels(as_array, len(self.classes))
+            return by_split
 
         sizes = {name: len(rows) for name, rows in self.splits.items()}
         return Summary(

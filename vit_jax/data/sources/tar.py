@@ -297,7 +297,7 @@ def _understand(tars: TarIndex, files: list, config_data: Data) -> _Meaning:
     around = {folders[code] for code in codes}
     are_flat = len(flat) == len(names)
     if are_flat and has_both_sides(flat.values()) and "" not in around and len(around) > 1:
-        # Folders of splits inside of those of classes.
+        # The folders of classes hold the folders of splits.
         texts, folders = folders, texts
         labels = [texts[code] for code in codes] + [None] * len(by_file)
     elif are_flat:  # the only folders are splits
