@@ -85,7 +85,7 @@ def test_a_folder_with_metadata_is_prepared_and_the_rest_is_reported(tmp_path):
     ("name", "words"),
     [
         ("labels.xlsx", "save it as CSV"),
-        ("photos.ZIP", "unpack it"),
+        ("photos.RAR", "unpack it"),
         ("photos.tar.gz", "uncompress it"),
         ("data.npz", "write the images as files"),
     ],

@@ -195,7 +195,9 @@ def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
     if not _is_known(text):
         # Not `glob`, which lists all folders of a bucket.
         inside = place.iterdir() if place.is_dir() else ()
-        if place.suffix == ".tar" or any(file.suffix == ".tar" for file in inside):
+        if place.suffix.lower() in (".tar", ".zip") or any(
+            file.suffix == ".tar" for file in inside
+        ):
             name, path = "tar", text
         elif place.exists():
             name, path = _format_of(place), text

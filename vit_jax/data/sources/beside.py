@@ -47,7 +47,7 @@ def find_masks(files: Iterable[str]) -> dict[str, str]:
     files = list(files)
     text = "\n".join(files).lower()
     if not any(word in text for word in _MASK_WORDS):
-        return {}  # of millions of files most
+        return {}  # quickly: there may be millions of files
     candidates = {file: bases for file in files if (bases := _bases(file))}
     if not candidates:
         return {}

@@ -21,7 +21,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
-from vit_jax.data.sources import examined, fingerprint, parquet
+from vit_jax.data.sources import examined, fingerprint, parquet, zip_index
 from vit_jax.data.sources.beside import ARRAYS, MASKS, find_arrays, find_examples, find_masks
 from vit_jax.data.sources.layouts import Layout, read_layout
 from vit_jax.data.sources.listed import read_list
@@ -36,6 +36,7 @@ from vit_jax.data.sources.table import (
     natural,
     with_held_out,
 )
+from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import Tree, tree_at
 from vit_jax.data.sources.unused import BESIDE_CLASSES, HIDDEN, Unused
@@ -153,6 +154,8 @@ def open_folder(config_data: Data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
+    if path.suffix.lower() == zip_index.SUFFIX:
+        return open_tar(config_data)
     if path.suffix.lower() == parquet.SUFFIX:
         return parquet.open_parquet([str(path)], str(path), config_data)
     if not path.is_dir():

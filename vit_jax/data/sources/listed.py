@@ -34,10 +34,9 @@ _JSON = (".jsonl", ".json", ".ndjson")
 _NO_LISTS = {
     (".xlsx", ".xls", ".ods", ".numbers"): "is a spreadsheet: save it as CSV, and give that file",
     (
-        ".zip",
         ".7z",
         ".rar",
-    ): "is an archive: unpack it, and give the folder; tar files are read as they are",
+    ): "is an archive: unpack it, and give the folder; zip and tar files are read as they are",
     (
         ".tar.gz",
         ".tgz",

@@ -22,9 +22,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.decoding.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Label, Labels, Record
-from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources import fingerprint, tar_index, zip_index
 from vit_jax.data.sources.ranges import Ranges
 from vit_jax.data.sources.split_names import aliases, find_splits, has_both_sides, splits_of_files
+from vit_jax.data.sources.stored_index import Kind
 from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.table import (
     SUFFIXES,
@@ -38,6 +39,7 @@ from vit_jax.data.sources.table import (
 from vit_jax.data.sources.tar_index import Place, TarIndex
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.unused import Unused
+from vit_jax.data.sources.zip_index import inflate
 
 _COUNTED = 1 << 20  # labels at a time
 
@@ -106,9 +108,13 @@ class TarImages(TarRecords):
         wanted = [self._tars.place(int(self._rows[index])) for index in indices]
         parts = [(files[number], first, size) for number, _, first, size in wanted]
         names = [self._name_at(place) for place in wanted]
-        for (*_, size), name in zip(parts, names, strict=True):
-            check_bytes(size, name)
+        sizes = [self._tars.inflated(int(self._rows[index])) for index in indices]
+        for (*_, size), inflated, name in zip(parts, sizes, names, strict=True):
+            check_bytes(inflated or size, name)
         images = self._ranges.read_many(parts)
+        if any(sizes):
+            packed = zip(images, sizes, names, strict=True)
+            images = [inflate(image, size, name) if size else image for image, size, name in packed]
         labels = [label_at(self.labels, index) for index in indices]
         return list(map(Record, images, labels, names))
 
@@ -134,7 +140,7 @@ def open_tar(config_data: Data) -> DataSet:
     """
     path, unused = config_data.path, Unused()
     files = find_tars(path)
-    tars = TarIndex([str(file) for file in files])
+    tars = TarIndex([str(file) for file in files], archive_kind(files))
     for counts in tars.unused():
         unused.add(counts)
     if not len(tars):
@@ -246,7 +252,8 @@ def find_tars(path: str) -> list:
     elif "*" in path:
         files = sorted(place.parent.glob(place.name), key=lambda file: natural(file.name))
     elif place.is_dir():
-        files = sorted(place.glob("*.tar"), key=lambda file: natural(file.name))
+        inside = list(place.glob("*.tar")) or list(place.glob("*.zip"))
+        files = sorted(inside, key=lambda file: natural(file.name))
     else:
         files = [place]
     # Of many in a bucket one listing finds out, see `find_records`.
@@ -256,6 +263,11 @@ def find_tars(path: str) -> list:
         absent = missing[0] if missing else path
         raise ConfigError(f"there is no tar file {absent}{places.nearest_existing(absent)}")
     return files
+
+
+def archive_kind(files: Sequence[epath.Path]) -> Kind:
+    """Whether files are tar or zip files, by the name of the first."""
+    return zip_index.KIND if files[0].suffix.lower() == zip_index.SUFFIX else tar_index.KIND
 
 
 @dataclasses.dataclass(frozen=True)

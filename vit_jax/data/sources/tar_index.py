@@ -12,6 +12,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from vit_jax.data.sources.unused import HIDDEN, Unused
 _OF_FILE = (None, "", False)  # the row of the table whose images are labelled by their tar file
 _RELEASE = 64  # files, or images far apart, after which the memory of what was looked at is let go
 
+INFLATED = "inflated"  # the column of the sizes of compressed members; a tar file has none
+
 Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 _Sample = tuple[
     str, int, int, str | tuple[str, ...] | None
@@ -48,8 +51,10 @@ class TarIndex:
         image).
     """
 
-    def __init__(self, files: Sequence[str]):
-        self.files, self._index = tuple(files), find_records(files, KIND)
+    def __init__(self, files: Sequence[str], kind: Kind):
+        """`kind`: of the archives, `KIND` or that of zip files."""
+        self.files = tuple(files)
+        self._index = find_records(files, kind)
         self.table = self._index.table
         self._numbers = [self._index.number(path) for path in files]
         counts = [self._index.count("first", number) for number in self._numbers]
@@ -71,6 +76,13 @@ class TarIndex:
         name = self._column("name", file)[int(ends[row - 1]) if row else 0 : int(ends[row])]
         first, size = self._column("first", file)[row], self._column("size", file)[row]
         return file, _decode(name.tobytes()), int(first), int(size)
+
+    def inflated(self, row: int) -> int:
+        """How many bytes an image has, if it is compressed in the archive; else 0."""
+        file = bisect.bisect_right(self._ends, row)
+        if not self._index.has_column(INFLATED, self._numbers[file]):
+            return 0
+        return int(self._column(INFLATED, file)[row - self._begin(file)])
 
     def sample(self, rows: Iterable[int]) -> list[Place]:
         """Where a few images are that lie far apart; what was looked at takes no memory afterwards."""
@@ -253,41 +265,75 @@ def count_images(index: Index, path: str) -> int:
 
 def _scan(file: places.File) -> FileColumns:
     """The columns of the images in a tar file; the note is what else it has, see `Unused.counts`."""
-    unused = Unused()
-    labels = LabelsBeside(file.path)
-    images = []
     try:
         with open_to_scan(file) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                suffix = os.path.splitext(member.name)[1].lower()
-                if any(map(is_hidden, _parts_of(member.name))):
-                    unused.skip(HIDDEN, [member.name])
-                elif suffix == ".cls":
-                    labels.add(member.name, tar.extractfile(member).read().decode().strip())
-                elif suffix == ".json":
-                    label = json_label(json.load(tar.extractfile(member)))
-                    if label is not None:
-                        labels.add(member.name, label)
-                elif unused.is_image(member.name):
-                    images.append((member.name, member.offset_data, member.size))
+            members = (
+                Member(
+                    member.name, member.offset_data, member.size, 0, tar.extractfile(member).read
+                )
+                for member in tar
+                if member.isfile()
+            )
+            return describe_members(file.path, members)
     except ConfigError:
         raise
     except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{file.path} cannot be read as an uncompressed tar file: {error!r}"
         ) from None
-    arrays = [name for name, _, _ in images if is_array(name)]
-    pictures = (name for name, _, _ in images if not is_array(name))
+
+
+class Member(NamedTuple):
+    """A file inside an archive.
+
+    Attributes:
+      name: with its folders.
+      first, size: where its bytes are in the archive.
+      inflated: how many bytes it has, if it is compressed; else 0.
+      read: gives them.
+    """
+
+    name: str
+    first: int
+    size: int
+    inflated: int
+    read: Callable[[], bytes]
+
+
+def describe_members(path: str, members: Iterable[Member]) -> FileColumns:
+    """The columns of the images among the members of an archive; the note is what else it has, see `Unused.counts`.
+
+    Raises:
+      ConfigError: see `tar_labels.LabelsBeside`.
+      ValueError, AttributeError: a label cannot be read.
+    """
+    unused = Unused()
+    labels = LabelsBeside(path)
+    images = []
+    for member in members:
+        suffix = os.path.splitext(member.name)[1].lower()
+        if any(map(is_hidden, _parts_of(member.name))):
+            unused.skip(HIDDEN, [member.name])
+        elif suffix == ".cls":
+            labels.add(member.name, member.read().decode().strip())
+        elif suffix == ".json":
+            label = json_label(json.loads(member.read()))
+            if label is not None:
+                labels.add(member.name, label)
+        elif unused.is_image(member.name):
+            images.append(member)
+    arrays = [member.name for member in images if is_array(member.name)]
+    pictures = (member.name for member in images if not is_array(member.name))
     skipped = arrays_beside(arrays, pictures) if arrays else set()
     unused.skip(ARRAYS, skipped)
-    samples = [
-        (name, first, size, labels.label_of(name))
-        for name, first, size in images
-        if name not in skipped
-    ]
-    return _columns(samples, unused.counts())
+    examples = [member for member in images if member.name not in skipped]
+    samples = [(m.name, m.first, m.size, labels.label_of(m.name)) for m in examples]
+    described = _columns(samples, unused.counts())
+    inflated = np.asarray([member.inflated for member in examples], np.int64)
+    if inflated.any():
+        columns = {**described.columns, INFLATED: smallest(inflated)}
+        return FileColumns(columns, described.table, described.note)
+    return described
 
 
 def _parts_of(name: str) -> list[str]:
