@@ -23,6 +23,7 @@ from vit_jax.data.decoding.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Label, Labels, Record
 from vit_jax.data.sources import fingerprint, tar_index, zip_index
+from vit_jax.data.sources.beside import MASKS
 from vit_jax.data.sources.ranges import Ranges
 from vit_jax.data.sources.split_names import aliases, find_splits, has_both_sides, splits_of_files
 from vit_jax.data.sources.stored_index import Kind
@@ -147,6 +148,8 @@ def open_tar(config_data: Data) -> DataSet:
         has = f"; it has {unused.text()}" if unused.text() else ""
         raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)}){has}")
     unused.warn_of_pictures(path)
+    if masks := tars.masks():
+        _check_masks(masks[0], config_data.mask_files)
     meaning = _understand(tars, files, config_data)
     members = tars.rows_by_split(meaning.splits, meaning.file_splits)
     if "" in members and len(members) > 1:
@@ -263,6 +266,16 @@ def find_tars(path: str) -> list:
         absent = missing[0] if missing else path
         raise ConfigError(f"there is no tar file {absent}{places.nearest_existing(absent)}")
     return files
+
+
+def _check_masks(masks: tuple[str, int, str, str], mask_files: str) -> None:
+    """Raises `ConfigError`, a question, unless images that are named like masks are to be kept."""
+    where, count, mask, image = masks
+    if mask_files != "keep":
+        raise ConfigError(
+            f"{where}: {count:,} images are {MASKS}, the first is {readable(mask)} beside {readable(image)}. Set "
+            "--config.data.mask_files=keep if they are examples; if they are none, make the archive without them"
+        )
 
 
 def archive_kind(files: Sequence[epath.Path]) -> Kind:

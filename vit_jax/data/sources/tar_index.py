@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import Label, Labels
-from vit_jax.data.sources.beside import ARRAYS, is_array
+from vit_jax.data.sources.beside import ARRAYS, MASKS, find_masks, is_array
 from vit_jax.data.sources.columns import FileColumns, Index, smallest
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.ranges import open_to_scan
@@ -66,7 +66,14 @@ class TarIndex:
 
     def unused(self) -> list[dict]:
         """What each file has besides images, see `Unused.counts`."""
-        return [self._index.notes[number] for number in self._numbers]
+        notes = [self._index.notes[number] for number in self._numbers]
+        return [{why: note[why] for why in note if why != MASKS} for note in notes]
+
+    def masks(self) -> list[tuple[str, int, str, str]]:
+        """(archive, how many, the first, the image beside it) of the images that are named like masks of others."""
+        notes = [self._index.notes[number] for number in self._numbers]
+        pairs = zip(self.files, notes, strict=True)
+        return [(path, *note[MASKS]) for path, note in pairs if MASKS in note]
 
     def place(self, row: int) -> Place:
         """Where an image is."""
@@ -328,7 +335,10 @@ def describe_members(path: str, members: Iterable[Member]) -> FileColumns:
     unused.skip(ARRAYS, skipped)
     examples = [member for member in images if member.name not in skipped]
     samples = [(m.name, m.first, m.size, labels.label_of(m.name)) for m in examples]
-    described = _columns(samples, unused.counts())
+    note = unused.counts()
+    if masks := find_masks(member.name for member in examples):
+        note[MASKS] = [len(masks), *next(iter(masks.items()))]
+    described = _columns(samples, note)
     inflated = np.asarray([member.inflated for member in examples], np.int64)
     if inflated.any():
         columns = {**described.columns, INFLATED: smallest(inflated)}

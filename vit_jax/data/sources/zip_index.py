@@ -59,14 +59,11 @@ def _members(path: str, opened: BinaryIO, archive: zipfile.ZipFile) -> Iterator[
     for info in archive.infolist():
         if info.is_dir():
             continue
-        if info.flag_bits & _ENCRYPTED or info.compress_type not in _READ:
-            how = (
-                "encrypted"
-                if info.flag_bits & _ENCRYPTED
-                else "compressed by another method than deflate"
-            )
+        is_encrypted = info.flag_bits & _ENCRYPTED
+        if is_encrypted or info.compress_type not in _READ:
+            state = "encrypted" if is_encrypted else "compressed by another method than deflate"
             raise ConfigError(
-                f"{path}: {readable(info.filename)} is {how}: unpack the archive, and give the folder"
+                f"{path}: {readable(info.filename)} is {state}: unpack the archive, and give the folder"
             )
         opened.seek(info.header_offset)
         name_size, extra_size = _HEADER.unpack(opened.read(_HEADER.size))
