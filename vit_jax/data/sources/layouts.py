@@ -18,6 +18,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources.split_names import (
     find_splits,
     has_both_sides,
+    has_split_word,
     is_split_name,
     names_to_train_on,
     same_text,
@@ -72,6 +73,8 @@ def read_layout(tree: Tree, choice: str) -> Layout:
       ConfigError: two readings are possible, or the one that is chosen is not.
     """
     folders = tree.folders("")
+    if not folders and choice != "auto":
+        raise ConfigError(f"config.data.layout = {choice!r}, and {tree.root} has no sub-folders")
     if not folders:
         return Layout(unlabelled={"": ""})
     if choice == "classes":
@@ -98,6 +101,8 @@ def read_layout(tree: Tree, choice: str) -> Layout:
 
 def _read_splits(tree: Tree, folders: Sequence[str], choice: str) -> Layout | None:
     """Folders of splits that hold class folders; `None` if there are none."""
+    if not any(map(has_split_word, folders)):
+        return None  # before all folders are looked into, of which there may be thousands
     deep = [name for name in folders if tree.folders(name)]
     all_splits = find_splits(folders, all_are_splits=len(deep) == len(folders))
     splits = {name: split for name, split in all_splits.items() if name in deep}

@@ -4,6 +4,7 @@ of a list. Names come as people write them: 'Training', 'seg_train', 'test_image
 
 import collections
 import dataclasses
+import functools
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -173,6 +174,7 @@ def _named(parsed: Mapping[str, _Parsed]) -> dict[str, str]:
     return dict(sorted(splits.items(), key=lambda item: order.index(item[1])))
 
 
+@functools.lru_cache(4096)  # tar files have the same folders millions of times
 def _parse(name: str) -> _Parsed | None:
     """A name by its words; `None` if it has not the word of exactly one split."""
     text = same_text(name)

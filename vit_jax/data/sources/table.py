@@ -141,10 +141,19 @@ def with_held_out(
 
 
 def held_out_split(splits: Collection[str], config_data: Data) -> str | None:
-    """The split of which the share `config_data.holdout` becomes 'test'; `None` if there is none."""
+    """The split from which the share `config_data.holdout` becomes 'test'; `None` if nothing is held out.
+
+    Raises:
+      ConfigError: `config_data.holdout_from` is no split.
+    """
+    chosen = config_data.holdout_from
+    if chosen not in ("", "train", *splits):
+        known = ", ".join(filter(None, splits)) or "none"
+        raise ConfigError(
+            f"config.data.holdout_from = {chosen!r} is no split of the data, which has: {known}"
+        )
     if set(splits) == {""}:
         return ""
-    chosen = config_data.holdout_from
     if chosen not in splits or has_both_sides(splits):
         return None
     return chosen
