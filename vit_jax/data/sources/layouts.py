@@ -288,11 +288,12 @@ def _check_parts(tree: Tree, folders: Sequence[str]) -> None:
     if len(union) < 2 or 2 * len(common) < len(union):
         return
     names = sorted(union, key=natural)
+    first = next((name for name in folders if _has_images(tree, name)), folders[0])
     answers = {
         "config.data.layout=parts": f"the classes are {_some(names)}, and each has the images of "
         "all parts",
         "config.data.layout=classes": f"the classes are {_some(folders)}",
-        f"config.data.path={tree.root / folders[0]}": f"{readable(folders[0])!r} alone",
+        f"config.data.path={tree.root / first}": f"{readable(first)!r} alone",
     }
     if find_splits(names):  # data sets with splits, which cannot be joined
         del answers["config.data.layout=parts"]
