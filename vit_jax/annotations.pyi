@@ -394,7 +394,7 @@ class DataSection(_Fields):
     name: str
     "'digits', 'folder', 'prepared', 'tar', 'masks', 'mixture', or a data set of TFDS such as 'imagenet2012' (default: 'digits')"
     path: str
-    "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a pattern; TFDS: the data directory (default ~/tensorflow_datasets) (default: '')"
+    "folder: of images or classes, or a list; prepared: the folder; tar: files; TFDS: ~/tensorflow_datasets (default: '')"
     image_feature: str
     "TFDS: the feature with the image; '': 'image', or else the only one with three channels (default: '')"
     mask_feature: str
@@ -409,6 +409,16 @@ class DataSection(_Fields):
     "examples to evaluate on (default: 'test')"
     holdout: float
     "folder, list or tar files without splits: the share held out as 'test', chosen by file name (default: 0.1)"
+    holdout_from: str
+    "data with splits, but none to judge by: the split that 'test' is held out of, such as train; '': none (default: '')"
+    layout: Literal['auto', 'classes', 'splits', 'parts']
+    "folders are classes, splits, parts that all hold the same classes, or auto: as their names say, or ask (default: 'auto')"
+    mask_files: Literal['ask', 'skip', 'keep']
+    "files named like masks of images beside them (0_mask.png, 0.seg.png): skip, keep as examples, or ask (default: 'ask')"
+    label_separator: str
+    "between several labels of an image in a list, such as '|'; '': ';' in a column labels (default: '')"
+    class_order: Literal['ask', 'numbers', 'texts']
+    "of class folders, for a checkpoint without names: numbers (2 before 10), texts (10 before 2), or ask (default: 'ask')"
     holdout_by: Literal['file', 'class']
     "file: each image by itself; class: the same share of every class (default: 'file')"
     examine: bool
@@ -422,11 +432,11 @@ class DataSection(_Fields):
     patch_sizes: _Tuple
     "patches of the model by step, in pixels: (48, 30, 16, 8), one size a step, drawn by seed and step; ((48, 1), (8, 3)) with shares of the steps; (): the model's own (FlexiViT) (default: ())"
     native_tokens: int
-    'images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; 0: all are cut to image_size (default: 0)'
+    'images, and crops of them, keep their aspects, each at up to so many patches; 0: all are cut to image_size (default: 0)'
     native_lengths: _Tuple
     'other numbers in training, (128, 256, 576): one a batch, drawn by seed and step, each equally often or by its share: ((128, 1), (256, 2)); (): native_tokens (default: ())'
     native_budget: int
-    'patches of a batch, which has as many images as that allows; batch_size is then what its loss and rate are relative to; 0: batch_size images (default: 0)'
+    'patches of a batch of as many images as they allow; loss and rate stay relative to batch_size; 0: batch_size (default: 0)'
     native_multiple: int
     'native_budget: images in a batch are a multiple of this (default: 8)'
     native_loss: Literal['none', 'sqrt', 'linear']
@@ -448,7 +458,7 @@ class DataSection(_Fields):
     resize: int
     'random crop: the smaller side is first resized to this (default: 256)'
     interpolation: Literal['bilinear', 'bicubic', '']
-    "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it (default: 'bilinear')"
+    "antialiased filter that resizes crops: bilinear, bicubic; '': as init_from has it (default: 'bilinear')"
     repeats: int
     'how many times an example is in a batch, each time with another crop (DeiT: 3) (default: 1)'
     views: _Tuple
@@ -458,21 +468,21 @@ class DataSection(_Fields):
     pad: int
     'pad crop: zero border, in pixels, from which the crop is cut (default: 4)'
     eval_crop: Literal['central', 'torchvision', 'transformers', 'squash', 'resize']
-    "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one squeezed to the model's aspect ratio; or the whole image (default: 'central')"
+    "in evaluation: central, torchvision, transformers (by their rounding), squash (to the aspect), resize (all) (default: 'central')"
     eval_resize: int
     'all but resize: the smaller side is first resized to this (default: 256)'
     mean: _Tuple
-    'subtracted from pixels in [0, 1], one number for each channel or one for all; 0.5 with std 0.5 maps to [-1, 1]; (): as init_from has it (default: (0.5, 0.5, 0.5))'
+    'subtracted from pixels in [0, 1], for each channel or all; 0.5 with std 0.5: [-1, 1]; (): as init_from has it (default: (0.5, 0.5, 0.5))'
     std: _Tuple
     'what is left is divided by this, one number for each channel or one for all; (): as init_from has it (default: (0.5, 0.5, 0.5))'
     permute: Literal['none', 'patches', 'pixels in patches', 'both', 'all pixels']
-    "a fixed permutation of what the model sees, in training and evaluation: of the patches, the pixels in each, both, or all pixels (experiments) (default: 'none')"
+    "a fixed permutation of what the model sees (experiments): none, patches, pixels in patches, both, all pixels (default: 'none')"
     permute_patch: int
     'permute: side of its patches in pixels (default: 16)'
     threads: int
     'threads that decode batches; 0: one for each core of the process (default: 0)'
     read_ahead: float
-    'memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time that a read takes asks for, none where reads are fast (default: -1.0)'
+    'MiB of images that each process reads before they are decoded; 0: none; -1: by the time that a read takes (default: -1.0)'
     cache: str
     "folder on a local disk that keeps what was read, for data in buckets or on slow disks; '': none (default: '')"
     cache_gib: float
@@ -934,6 +944,11 @@ class EvaluateFields(TypedDict, total=False):
     data__train_split: str
     data__eval_split: str
     data__holdout: float
+    data__holdout_from: str
+    data__layout: Literal['auto', 'classes', 'splits', 'parts']
+    data__mask_files: Literal['ask', 'skip', 'keep']
+    data__label_separator: str
+    data__class_order: Literal['ask', 'numbers', 'texts']
     data__holdout_by: Literal['file', 'class']
     data__examine: bool
     data__sampling: Literal['uniform', 'balanced']

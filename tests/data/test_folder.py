@@ -11,6 +11,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
+from vit_jax.prediction.images import find_images
 
 
 def opened(path, split="train", **fields):
@@ -117,15 +118,15 @@ def test_files_that_are_not_used_are_counted_by_their_types(animals, caplog):
     assert len(opened(animals)) == 20
     for part in ("5 files are not used", "2 .nef, 1 .cr2, 1 .dng, 1 .txt", "a.dng"):
         assert part in caplog.text
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "are not used" in r.message] == ["WARNING"]
 
 
 def test_files_that_are_no_pictures_are_counted_without_a_warning(animals, caplog):
     caplog.set_level("INFO")
     (animals / "dog/notes.txt").touch()
     opened(animals)
-    assert "1 files are not used" in caplog.text and "1 .txt" in caplog.text
-    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "skipped: 1 .txt" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_a_folder_of_photos_of_a_phone_says_what_it_has(tmp_path):
@@ -133,3 +134,19 @@ def test_a_folder_of_photos_of_a_phone_says_what_it_has(tmp_path):
         (tmp_path / f"IMG_{i}.NEF").touch()
     with pytest.raises(ConfigError, match="has 3 .nef"):
         opened(tmp_path)
+
+
+def test_hidden_folders_and_those_of_file_systems_are_no_examples_in_training_and_prediction(
+    animals,
+):
+    whole = opened(animals).paths
+    for name in (".thumbnails", "@eaDir", "#recycle", "lost+found", "__MACOSX", ".git/a"):
+        (animals / "cat/deeper" / name).mkdir(parents=True)
+        (animals / "cat/deeper" / name / "1.jpg").touch()
+    (animals / "__MACOSX").mkdir()
+    (animals / "__MACOSX/1.jpg").touch()
+    (animals / "#beach").mkdir()
+    (animals / "#beach/1.jpg").write_bytes(b"x")
+    assert set(opened(animals).paths) == {*whole, "#beach/1.jpg"}
+    predicted = [os.path.relpath(image.name, animals) for image in find_images([str(animals)])]
+    assert set(predicted) == {*whole, "#beach/1.jpg"}

@@ -116,6 +116,29 @@ def test_lists_in_a_bucket_name_images_beside_them_and_elsewhere(bucket, s3_buck
         source.read([0, 1])
 
 
+def test_folders_in_a_bucket_are_understood_as_those_on_a_disk(bucket, tmp_path):
+    names = [
+        f"{s}/{c}/{i}.png" for s in ("Training", "valid") for c in ("cat", "dog") for i in "12"
+    ]
+    names += ["Training/cat/.thumbnails/1.png", "__MACOSX/1.png", "Training/cat/.1.png"]
+    for i, name in enumerate(names):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_bytes(image(i))
+    upload(tmp_path / "set", f"{bucket}/set")
+    for split in ("train", "test"):
+        local, remote = (
+            sources.open_source(Data(name="folder", path=str(path), holdout=0.0), split)
+            for path in (tmp_path / "set", f"{bucket}/set")
+        )
+        assert len(local) == 4 and remote.paths == local.paths
+        assert remote.classes == local.classes == ("cat", "dog")
+    rows = "".join(f"{name},x\n" for name in names[:8])
+    (epath.Path(bucket) / "set/metadata.csv").write_text("file_name,label\n" + rows)
+    listed = Data(name="folder", path=f"{bucket}/set", holdout=0.0)
+    source = sources.open_source(listed, "train")
+    assert source.classes == ("x",) and len(source) == 4 and source.identity(0)
+
+
 @pytest.mark.parametrize("where", ["bucket", "s3_bucket"])
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_what_tfds_prepared_is_read_from_a_bucket(

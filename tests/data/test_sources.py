@@ -220,7 +220,8 @@ def test_csv_may_name_its_splits(tmp_path):
     )
     assert open_source(config, "train").paths == ("1.png", "3.png")
     assert open_source(config, "dev").labels.tolist() == [1]
-    assert "it has: train, dev" in refusal(config, "test")
+    assert open_source(config, "test").paths == ("2.png",)  # what there is to judge by
+    assert "it has: train, val, test" in refusal(config, "extra")
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,11 @@ def test_members_that_are_not_used_are_counted_by_their_types(tmp_path, caplog):
     write_tar(tmp_path / "train.tar", members | {"list.txt": b"x"})
     assert len(sources.open_source(config(tmp_path), "train")) == 3
     assert "5 files are not used" in caplog.text and "4 .nef, 1 .txt" in caplog.text
+
+
+def test_masks_of_images_in_a_tar_file_are_asked_about(tmp_path):
+    members = {f"{i}{end}.png": image(i) for i in range(2) for end in ("", ".seg", ".left")}
+    write_tar(tmp_path / "a.tar", members | {f"{i}.cls": b"0" for i in range(2)})
+    assert "2 images are named like masks" in refusal(tmp_path / "a.tar")
+    source = sources.open_source(config(tmp_path / "a.tar", mask_files="keep"), "train")
+    assert len(source) == 6

@@ -75,6 +75,26 @@ def prepare() -> None:
     flags.DEFINE_enum(
         "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
+    flags.DEFINE_string(
+        "holdout_from",
+        "",
+        "where no split is to judge by: hold out 'test' from this one, e.g. train",
+    )
+    flags.DEFINE_enum(
+        "layout",
+        "auto",
+        ["auto", "classes", "splits", "parts"],
+        "what folders are, where their names can be understood in several ways",
+    )
+    flags.DEFINE_enum(
+        "mask_files",
+        "ask",
+        ["ask", "skip", "keep"],
+        "what files are that are named like masks of images beside them",
+    )
+    flags.DEFINE_string(
+        "label_separator", "", "between several labels of an image in a list, such as '|'"
+    )
     flags.DEFINE_bool(
         "examine",
         False,
@@ -144,6 +164,10 @@ def prepare() -> None:
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
             examine=FLAGS.examine,
+            holdout_from=FLAGS.holdout_from,
+            layout=FLAGS.layout,
+            mask_files=FLAGS.mask_files,
+            label_separator=FLAGS.label_separator,
             data_dir=FLAGS.data_dir,
             features={flag: FLAGS[flag].value for flag in features},
             part=part,

@@ -22,8 +22,7 @@ class Data:
     )
     path: str = option(
         "",
-        "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a "
-        "pattern; TFDS: the data directory (default ~/tensorflow_datasets)",
+        "folder: of images or classes, or a list; prepared: the folder; tar: files; TFDS: ~/tensorflow_datasets",
     )
     image_feature: str = option(
         "",
@@ -55,6 +54,30 @@ class Data:
         "folder, list or tar files without splits: the share held out as 'test', chosen by file name",
         minimum=0,
         maximum=1,
+    )
+    holdout_from: str = option(
+        "",
+        "data with splits, but none to judge by: the split that 'test' is held out of, such as train; '': none",
+    )
+    layout: str = option(
+        "auto",
+        "folders are classes, splits, parts that all hold the same classes, or auto: as their names say, or ask",
+        choices=("auto", "classes", "splits", "parts"),
+    )
+    mask_files: str = option(
+        "ask",
+        "files named like masks of images beside them (0_mask.png, 0.seg.png): skip, keep as examples, or ask",
+        choices=("ask", "skip", "keep"),
+    )
+    label_separator: str = option(
+        "",
+        "between several labels of an image in a list, such as '|'; '': ';' in a column labels",
+    )
+    class_order: str = option(
+        "ask",
+        "of class folders, for a checkpoint without names: numbers (2 before 10), texts (10 before 2), or ask",
+        choices=("ask", "numbers", "texts"),
+        may_change=True,
     )
     holdout_by: str = option(
         "file",
@@ -89,8 +112,7 @@ class Data:
     )
     native_tokens: int = option(
         0,
-        "images keep their aspects, each at the size of up to so many patches, in training (of crops) and evaluation; "
-        "0: all are cut to image_size",
+        "images, and crops of them, keep their aspects, each at up to so many patches; 0: all are cut to image_size",
         minimum=0,
         when={"views": operator.not_},
     )
@@ -102,8 +124,7 @@ class Data:
     )
     native_budget: int = option(
         0,
-        "patches of a batch, which has as many images as that allows; batch_size is then what its loss and rate are "
-        "relative to; 0: batch_size images",
+        "patches of a batch of as many images as they allow; loss and rate stay relative to batch_size; 0: batch_size",
         minimum=0,
         when={"native_tokens": bool},
     )
@@ -163,7 +184,7 @@ class Data:
     )
     interpolation: str = option(
         "bilinear",
-        "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it",
+        "antialiased filter that resizes crops: bilinear, bicubic; '': as init_from has it",
         choices=("bilinear", "bicubic", ""),
     )
     repeats: int = option(
@@ -190,8 +211,7 @@ class Data:
     )
     eval_crop: str = option(
         "central",
-        "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one "
-        "squeezed to the model's aspect ratio; or the whole image",
+        "in evaluation: central, torchvision, transformers (by their rounding), squash (to the aspect), resize (all)",
         choices=("central", "torchvision", "transformers", "squash", "resize"),
         may_change=True,
     )
@@ -204,8 +224,7 @@ class Data:
     )
     mean: tuple = option(
         (0.5, 0.5, 0.5),
-        "subtracted from pixels in [0, 1], one number for each channel or one for all; 0.5 with std 0.5 maps to "
-        "[-1, 1]; (): as init_from has it",
+        "subtracted from pixels in [0, 1], for each channel or all; 0.5 with std 0.5: [-1, 1]; (): as init_from has it",
         minimum=0,
         maximum=1,
     )
@@ -217,8 +236,7 @@ class Data:
     )
     permute: str = option(
         "none",
-        "a fixed permutation of what the model sees, in training and evaluation: of the patches, the pixels in "
-        "each, both, or all pixels (experiments)",
+        "a fixed permutation of what the model sees (experiments): none, patches, pixels in patches, both, all pixels",
         choices=("none", "patches", "pixels in patches", "both", "all pixels"),
     )
     permute_patch: int = option(
@@ -236,8 +254,7 @@ class Data:
     )
     read_ahead: float = option(
         -1.0,
-        "memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time "
-        "that a read takes asks for, none where reads are fast",
+        "MiB of images that each process reads before they are decoded; 0: none; -1: by the time that a read takes",
         minimum=-1,
         maximum=2**20,
         may_change=True,

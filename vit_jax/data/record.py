@@ -5,12 +5,15 @@ is opened. Each source's own file says how it finds its records.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from vit_jax.base.errors import ConfigError, UserError, reason
 from vit_jax.data import splits
+
+if TYPE_CHECKING:
+    from vit_jax.data.sources.summary import Summary
 
 Label = int | tuple | np.ndarray | bytes | None  # of one example; see `Record`
 # Of all examples: (n,) integers; of a multi-label source a tuple of classes for each; `None` if
@@ -78,6 +81,7 @@ class DataSet:
       read: opens parts of it, (split, start, stop) each, as `splits.select` gives them.
       aliases: further names of splits, as split expressions: {'test': 'validation'}.
       identity: a text that differs wherever the examples or their order do.
+      summary: how files were understood, where that is a matter of their names; else `None`.
     """
 
     where: str
@@ -85,6 +89,7 @@ class DataSet:
     read: Callable[[list[tuple[str, int, int]]], Source]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     identity: Callable[[], str] = str
+    summary: "Summary | None" = None
 
     def open(self, split: str) -> Source:
         """The examples that a split expression names: 'train', 'train[:99%]', 'train+test'.
@@ -92,7 +97,12 @@ class DataSet:
         Raises:
           ConfigError: there is no such split, or it is empty.
         """
-        return self.read(splits.select(split, self.sizes, self.where, self.aliases))
+        try:
+            parts = splits.select(split, self.sizes, self.where, self.aliases)
+        except splits.SplitError as error:
+            hint = self.summary.hint(split) if self.summary else ""
+            raise splits.SplitError(f"{error}{hint}") from None
+        return self.read(parts)
 
 
 def read_records(source: Source, indices: Sequence[int]) -> list[Record]:

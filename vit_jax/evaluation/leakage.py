@@ -92,7 +92,9 @@ def _is_training_data(data: Data, trained_on: Mapping[str, Any], mark: str) -> b
     if not mark:
         return False
     as_trained = {n: its[n] for n in ("train_split", "holdout", "holdout_by")}
-    as_trained["examine"] = its.get("examine", False)  # which an earlier version did not know
+    # Earlier versions did not know them.
+    newer = ("examine", "holdout_from", "layout", "mask_files", "label_separator")
+    as_trained |= {name: its[name] for name in newer if name in its}
     try:
         source = sources.open_source(
             dataclasses.replace(data, **as_trained), as_trained["train_split"]

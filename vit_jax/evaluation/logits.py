@@ -67,7 +67,8 @@ class LogitsEvaluator(Evaluator):
                 "--config.eval.evaluators='(\"knn\",)' or few_shot"
             )
         self.config = dataclasses.replace(context.config, data=self.data())
-        self.source = with_classes(sources.open_eval(self.config.data), context.classes)
+        data = self.config.data
+        self.source = with_classes(sources.open_eval(data), context.classes, data.class_order)
         self._gather = None
 
     def __call__(

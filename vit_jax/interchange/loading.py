@@ -17,6 +17,7 @@ from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels import imagenet
+from vit_jax.data.labels.classes import UnknownNames
 from vit_jax.devices import meshes
 from vit_jax.interchange import (
     checkpoint_file,
@@ -170,11 +171,19 @@ def load_run(
         model=nnx.merge(definition, *weights),
         model_config=model_config,
         config=schema.fill(default_config(), description["config"]),
-        classes=tuple(description["classes"]),
+        classes=_class_names(description),
         step=int(run.folder.name) if run else 0,
         directory=run.folder if run else epath.Path(path),
         own=reading.read_own(run.folder, description, model_config, whole) if run else None,
     )
+
+
+def _class_names(description: dict) -> tuple[str, ...]:
+    """The names of classes in a description; they are unknown if they are numbers and nothing was trained here."""
+    classes = tuple(description["classes"])
+    numbers = UnknownNames(map(str, range(len(classes))))
+    is_trained = bool(description.get("training_examples", 1))
+    return numbers if classes == numbers and not is_trained else classes
 
 
 def resized(

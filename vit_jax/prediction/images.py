@@ -29,6 +29,7 @@ from vit_jax.data.decoding.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
+from vit_jax.data.sources.trees import is_hidden
 from vit_jax.data.sources.unused import Unused
 from vit_jax.devices import local
 from vit_jax.models.contract import PatchBatch
@@ -305,14 +306,17 @@ def _matched(source: str) -> list[str]:
 def _below(folder: str) -> Iterator[str]:
     unused = Unused()
     if places.in_bucket(folder):
-        names = sorted((file.path for file in places.files_below(folder)), key=natural)
+        start = len(folder.rstrip("/")) + 1
+        paths = (file.path for file in places.files_below(folder))
+        visible = (path for path in paths if not any(map(is_hidden, path[start:].split("/"))))
+        names = sorted(visible, key=natural)
         yield from (name for name in names if unused.is_image(name))
         unused.report(folder)
         return
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted((name for name in folders if name[0] != "."), key=natural)
+        folders[:] = sorted((name for name in folders if not is_hidden(name)), key=natural)
         for name in sorted(files, key=natural):
-            if name[0] != "." and unused.is_image(name):
+            if not is_hidden(name) and unused.is_image(name):
                 yield os.path.join(place, name)
     unused.report(folder)
 

@@ -54,7 +54,8 @@ _FLAGS = {
 _PLAN, _COMMANDS = "classify.json", "commands.sh"
 # Of the data, what an evaluation has to know.
 _OF_DATA = (
-    "name", "path", "train_split", "eval_split", "holdout", "holdout_by", "examine", "on_bad_image", "max_bad_images",
+    "name", "path", "train_split", "eval_split", "holdout", "holdout_by", "holdout_from", "layout", "mask_files",
+    "label_separator", "examine", "on_bad_image", "max_bad_images",
 )  # fmt: skip
 
 
@@ -98,7 +99,12 @@ def classify(
         "changes": list(map(list, changes)),
     }
     kept = _kept(folder, asked)
-    given = [("data.holdout_by", "class"), ("data.holdout", "0.2"), *changes]
+    given = [
+        ("data.holdout_by", "class"),
+        ("data.holdout", "0.2"),
+        ("data.holdout_from", "train"),
+        *changes,
+    ]
     try:
         looked = photos.look(path, _config(_FINE_TUNED, given).data)
     except ConfigError:

@@ -15,6 +15,9 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.data.sources import examined, folder
+from vit_jax.data.sources.layouts import read_layout
+from vit_jax.data.sources.metadata import find_metadata
+from vit_jax.data.sources.parquet import find_parquet
 from vit_jax.data.sources.table import label_at
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import tree_at
@@ -169,8 +172,8 @@ def look(path: epath.PathLike, data: Data) -> Photos:
         test,
         {name: tuple(both) for name, both in counts.items()},
         _findings(train, test),
-        _empty(data.path, train.classes) if is_folder else (),
-        folder.unread_files(epath.Path(data.path)) if is_folder else (),
+        _empty(data, train.classes) if is_folder else (),
+        folder.unread_files(epath.Path(data.path), data) if is_folder else (),
         _hidden(data.path) if is_folder else 0,
     )
 
@@ -181,7 +184,7 @@ def _check_labels(path: epath.PathLike, data: Data) -> None:
     """
     try:
         by_name = dataclasses.replace(data, holdout_by="file", examine=False)
-        source = sources.open_data_set(by_name).open(data.train_split)
+        source = sources.open_data_set(by_name, is_logged=False).open(data.train_split)
     except ConfigError:  # of what is examined, such as an empty folder; other errors come again
         return
     if not source.classes or source.multi_label:
@@ -215,11 +218,14 @@ def _findings(train: Source, test: Source) -> examined.Findings | None:
     return examined.find_problems(examined.Examined(marks, problems), splits)
 
 
-def _empty(root: str, classes: Sequence[str]) -> list[str]:
+def _empty(data: Data, classes: Sequence[str]) -> list[str]:
     """The folders of classes that are no classes."""
-    tree = tree_at(epath.Path(root))
-    folders = tree.folders("train") or tree.folders("")
-    return [readable(name) for name in folders if readable(name) not in classes]
+    tree = tree_at(epath.Path(data.path))
+    if find_metadata(tree) or find_parquet(tree):
+        return []
+    layout = read_layout(tree, data.layout)
+    names = next(iter(layout.classes.values()))
+    return [readable(name) for name in names if readable(name) not in classes]
 
 
 def _hidden(root: str) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from absl import logging
@@ -11,6 +12,11 @@ from vit_jax.data.record import Record, Source, read_records
 
 _WORDNET = re.compile(r"n\d{8}")
 _NAMED = 5  # classes in a message
+_ORDERED = 6  # classes of each order in a message
+
+
+class UnknownNames(tuple):
+    """The numbers '0', '1', … of the classes of a checkpoint that does not have their names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Relabelled:
         return dataclasses.replace(record, label=new)
 
 
-def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
+def with_classes(source: Source, classes: tuple[str, ...], order: str = "ask") -> Source:
     """The source with labels that number `classes`, which are matched by name. The source may have
     only some of them.
 
@@ -51,9 +57,18 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
     Where the classes of one side are mere numbers, or WordNet's ids in their order, which is the order
     of ImageNet's classes, they are taken in order, with a warning.
 
+    Args:
+      source: of the examples.
+      classes: names in the order of the model's answers.
+      order: `config.data.class_order`.
+
     Raises:
-      ConfigError: the source has no labels, or a class that is not among them.
+      ConfigError: the source has no labels, or a class that is not among them; or the model has no names and the names
+        of class folders two orders.
     """
+    source = _with_accents_of(source, classes)
+    if isinstance(classes, UnknownNames) and _has_two_orders(source, classes):
+        return _in_order(source, classes, order)
     if source.classes == classes:
         return source
     if not source.classes:
@@ -81,6 +96,48 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
         f"{', '.join(map(repr, classes[:_NAMED]))}{more}. Classes are matched by name: rename those of "
         "the data, or give the data a classes.txt"
     )
+
+
+def _with_accents_of(source: Source, classes: tuple[str, ...]) -> Source:
+    """The source with its classes called as in `classes`, where names differ only in how accents are stored."""
+    if all(map(str.isascii, source.classes)):
+        return source
+    known = {unicodedata.normalize("NFC", name): name for name in classes}
+    composed = [unicodedata.normalize("NFC", name) for name in source.classes]
+    names = tuple(map(known.get, composed, source.classes))
+    if names == source.classes:
+        return source
+    return Relabelled(source, names, tuple(range(len(names))))
+
+
+def _has_two_orders(source: Source, classes: tuple[str, ...]) -> bool:
+    """Whether the folders of as many classes have another order as texts than by the numbers in their names."""
+    if len(source.classes) != len(classes) or not getattr(source, "named_by_folders", False):
+        return False
+    return list(source.classes) != sorted(source.classes)
+
+
+def _in_order(source: Source, classes: tuple[str, ...], order: str) -> Source:
+    """The source with the classes of a model that has no names for them, in one of two orders of folders' names.
+
+    Raises:
+      ConfigError: a question, if `order` is 'ask'.
+    """
+    texts = sorted(source.classes)
+    if order == "ask":
+        raise ConfigError(
+            f"the checkpoint has no names for its {len(classes)} classes, and those of the data have two orders. Set "
+            f"--config.data.class_order=numbers for {_first(source.classes)} (as timm and vit_jax), or =texts for "
+            f"{_first(texts)} (as torchvision's ImageFolder): the one that the model was trained in"
+        )
+    if order == "numbers":
+        return Relabelled(source, classes, tuple(range(len(classes))))
+    place = {name: number for number, name in enumerate(texts)}
+    return Relabelled(source, classes, tuple(place[name] for name in source.classes))
+
+
+def _first(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:_ORDERED]) + ", …" * (len(classes) > _ORDERED)
 
 
 def _numbered(classes: tuple[str, ...]) -> bool:

@@ -3,7 +3,7 @@
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
-from vit_jax.data.sources import arrayrecord, stored_index, tar, tar_index, tfds
+from vit_jax.data.sources import arrayrecord, stored_index, tar, tar_index, tfds, zip_index
 from vit_jax.data.sources.prepared import read_description, record_files
 
 
@@ -26,7 +26,8 @@ def index(source: str, *, data_dir: str = "") -> dict:
     if kind is arrayrecord.KIND and not arrayrecord.needs_index(paths[0]):
         return {"files": len(paths)}
     stored = stored_index.store_index(paths, kind, sizes)
-    count = arrayrecord.count_records if kind is not tar_index.KIND else tar_index.count_images
+    of_archives = kind in (tar_index.KIND, zip_index.KIND)
+    count = tar_index.count_images if of_archives else arrayrecord.count_records
     records = sum(count(stored, path) for path in paths)
     where = paths[0].rpartition("/")[0] + f"/{stored_index.INDEX}"
     return {"index": where, "files": len(paths), "records": records}
@@ -40,7 +41,8 @@ def _files(
         sizes = record_files(config_data.path, read_description(config_data.path))
         return list(sizes), arrayrecord.KIND, sizes
     if config_data.name == "tar":
-        return [str(file) for file in tar.find_tars(config_data.path)], tar_index.KIND, None
+        files = tar.find_tars(config_data.path)
+        return list(map(str, files)), tar.archive_kind(files), None
     if config_data.name in sources.OPENERS:
         raise ConfigError(
             f"{source} has no files of records to index: --index is for what 'vit_jax prepare' made, for tar files, "

@@ -54,6 +54,10 @@ def prepare(
     holdout: float = 0.1,
     holdout_by: str = "file",
     examine: bool = False,
+    holdout_from: str = "",
+    layout: str = "auto",
+    mask_files: str = "ask",
+    label_separator: str = "",
     data_dir: str = "",
     features: Mapping[str, str] | None = None,
     part: work.Part = (1, 1),
@@ -69,6 +73,7 @@ def prepare(
       options: how images are stored.
       holdout, holdout_by, examine: the share of 'test' where the source has no splits, and how it is chosen;
         see `table.hold_out`.
+      holdout_from, layout, mask_files, label_separator: the meaning of folders, files and labels, as in `config.data`.
       data_dir: where TFDS keeps its data sets.
       features: of a TFDS data set, `image_feature`, `mask_feature` and `mask_table` of `config.data`.
       part: (i, n): write every n-th file alone, from the i-th on, one of n processes.
@@ -83,8 +88,17 @@ def prepare(
       UserError: `out` cannot be written, or TFDS cannot prepare the data set.
       Locked: another process writes the same files.
     """
-    held_out = {"holdout": holdout, "holdout_by": holdout_by, "examine": examine}
-    given = Data(path=data_dir, **held_out, **(features or {}))
+    given = Data(
+        path=data_dir,
+        holdout=holdout,
+        holdout_by=holdout_by,
+        holdout_from=holdout_from,
+        examine=examine,
+        layout=layout,
+        mask_files=mask_files,
+        label_separator=label_separator,
+        **(features or {}),
+    )
     config_data = sources.locate(source, given, "SOURCE")
     if examine and config_data.name != "folder":
         raise ConfigError(
@@ -192,7 +206,7 @@ def _report(done: list[dict], config_data: Data) -> str:
     if config_data.name == "folder" and folder.is_dir():
         lines += [
             {"what": "ignored", "name": readable(name), "why": why}
-            for name, why in folders.unread_files(folder)
+            for name, why in folders.unread_files(folder, config_data)
         ]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 

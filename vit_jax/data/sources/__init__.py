@@ -52,8 +52,12 @@ def register(name: str, opener: Callable[..., DataSet]) -> None:
     OPENERS[name] = opener
 
 
-def open_data_set(config_data: Data) -> "DataSet | MixedSet":
+def open_data_set(config_data: Data, *, is_logged: bool = True) -> "DataSet | MixedSet":
     """The data set that `config.data` names: one of `OPENERS`, or else one of TFDS.
+
+    Args:
+      config_data: `config.data`.
+      is_logged: whether it is logged how files were understood, see `summary.py`.
 
     Raises:
       ConfigError: there is no such data set, folder or class.
@@ -63,6 +67,8 @@ def open_data_set(config_data: Data) -> "DataSet | MixedSet":
         if places.is_address(config_data.path):
             config_data = dataclasses.replace(config_data, path=str(place))
     data_set = OPENERS.get(config_data.name, _open_tfds)(config_data)
+    if is_logged and isinstance(data_set, DataSet) and data_set.summary:
+        data_set.summary.log(config_data)
     if not config_data.cache or not isinstance(
         data_set, DataSet
     ):  # whose sets are cached one by one
@@ -154,7 +160,8 @@ def _open_split(
         return opened(split)
     except SplitError as error:
         held_out = split == "test" and config_data.name in ("folder", "tar")
-        hint = f"; config.data.holdout = {config_data.holdout:g} is the share of it" * held_out
+        share = f"; config.data.holdout = {config_data.holdout:g} is the share of it"
+        hint = share if held_out and "holdout_from" not in str(error) else ""
         raise ConfigError(f"config.data.{field} = {split!r}: {error}{hint}") from None
 
 
@@ -188,7 +195,9 @@ def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
     if not _is_known(text):
         # Not `glob`, which lists all folders of a bucket.
         inside = place.iterdir() if place.is_dir() else ()
-        if place.suffix == ".tar" or any(file.suffix == ".tar" for file in inside):
+        if place.suffix.lower() in (".tar", ".zip") or any(
+            file.suffix == ".tar" for file in inside
+        ):
             name, path = "tar", text
         elif place.exists():
             name, path = _format_of(place), text

@@ -88,6 +88,10 @@ class Index:
         first = int(ends[number - 1]) if number else 0
         return self._columns[name][first : int(ends[number])]
 
+    def has_column(self, name: str, number: int) -> bool:
+        """Whether the file `number` has any values in a column."""
+        return name in self._ends and self.count(name, number) > 0
+
     def count(self, name: str, number: int) -> int:
         """How many values a column has of the file `number`."""
         ends = self._ends[name]

@@ -1,11 +1,7 @@
 """Your own images as files: a folder of them, or (in `listed.py`) a list of files. Nothing but names
 is read before an image is asked for, unless `config.data.examine` says so; see `examined.py`.
 
-A folder holds, of these the first that fits:
-1. images and no sub-folders: they have no labels;
-2. train/ and test/ (or val/, or validation/), each with one sub-folder per class;
-3. nothing but train/ and test/ (or …) that hold images and no sub-folders: they have no labels;
-4. one sub-folder per class. Images beside the class folders belong to no class and are skipped.
+The meaning of folders is in `layouts.py`; `beside.py` finds files among images that are no examples.
 
 In a class folder, images may be at any depth. Links to files and folders are followed, except links
 to a folder that contains them; of a class, every folder is visited once, however many links lead to
@@ -13,9 +9,9 @@ it.
 """
 
 import dataclasses
-import itertools
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import logging
@@ -25,14 +21,25 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
-from vit_jax.data.sources import examined, fingerprint
+from vit_jax.data.sources import examined, fingerprint, parquet, zip_index
+from vit_jax.data.sources.beside import ARRAYS, MASKS, find_arrays, find_examples, find_masks
+from vit_jax.data.sources.layouts import Layout, read_layout
 from vit_jax.data.sources.listed import read_list
+from vit_jax.data.sources.metadata import find_metadata, read_metadata
 from vit_jax.data.sources.ranges import read_files
 from vit_jax.data.sources.stored_index import INDEX
-from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
+from vit_jax.data.sources.table import (
+    SUFFIXES,
+    Table,
+    is_image_name,
+    label_at,
+    natural,
+    with_held_out,
+)
+from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import Tree, tree_at
-from vit_jax.data.sources.unused import Unused
+from vit_jax.data.sources.unused import BESIDE_CLASSES, HIDDEN, Unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,7 @@ class ImageFiles:
       contents: (n,) uint64, of a folder in a bucket: see `trees.Tree.contents`.
       marks: (n,) uint64, if the files were read: see `examined.Examined`; 0 where one cannot be read.
       problems: name → why the file cannot be read, as far as that is known.
+      named_by_folders: whether classes are called as their folders.
     """
 
     root: str
@@ -57,6 +65,7 @@ class ImageFiles:
     contents: np.ndarray | None = None
     marks: np.ndarray | None = None
     problems: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    named_by_folders: bool = False
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -145,6 +154,10 @@ def open_folder(config_data: Data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
+    if path.suffix.lower() == zip_index.SUFFIX:
+        return open_tar(config_data)
+    if path.suffix.lower() == parquet.SUFFIX:
+        return parquet.open_parquet([str(path)], str(path), config_data)
     if not path.is_dir():
         if path.suffix.lower() in SUFFIXES:
             raise ConfigError(
@@ -159,13 +172,30 @@ def open_folder(config_data: Data) -> DataSet:
             )
         )
     tree, unused = tree_at(path), Unused()
-    table = _read_folder(tree, config_data, unused)
-    unused.report(str(path))
+    if parquet_files := parquet.find_parquet(tree):
+        paths = [os.path.join(path, name) for name in parquet_files]
+        return parquet.open_parquet(paths, str(path), config_data)
+    lists = find_metadata(tree)
+    table = (
+        read_metadata(tree, lists, config_data, unused)
+        if lists
+        else _read_folder(tree, config_data, unused)
+    )
+    unused.warn_of_pictures(str(path))
     _report(table)
 
     def make(classes, multi_label, paths, labels):
         contents, findings = tree.contents(paths), _found(table, paths)
-        return ImageFiles(str(path), classes, multi_label, paths, labels, contents, *findings)
+        return ImageFiles(
+            str(path),
+            classes,
+            multi_label,
+            paths,
+            labels,
+            contents,
+            *findings,
+            named_by_folders=not lists,
+        )
 
     return table.data_set(make)
 
@@ -184,88 +214,79 @@ def _found(table: Table, paths: Sequence[str]) -> tuple[np.ndarray | None, dict[
     return table.examined.marks_of(paths), problems
 
 
-def unread_files(root: epath.Path) -> list[tuple[str, str]]:
+def unread_files(root: epath.Path, config_data: Data) -> list[tuple[str, str]]:
     """The files of a folder of images that are no examples: (name relative to `root`, why), without
     hidden ones.
     """
     tree, why = tree_at(root), "its name does not end like an image's"
+    if parquet.find_parquet(tree):
+        return []
+    if find_metadata(tree):
+        names = tree.files_below("")
+        return [(name, why) for name in names if not is_image_name(name)]
+    layout = read_layout(tree, config_data.layout)
     folders = tree.folders("")
     if not folders:
-        return [(name, why) for name in tree.files("") if not _is_image(name) and name != INDEX]
-    unread = [(name, "it lies beside the class folders") for name in _loose_images(tree, Unused())]
+        return [(name, why) for name in tree.files("") if not is_image_name(name) and name != INDEX]
+    loose = filter(is_image_name, layout.loose_files(tree))
+    unread = [(name, "it lies beside the class folders") for name in loose]
     for folder in folders:
-        unread += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
+        unread += [(name, why) for name in tree.files_below(folder) if not is_image_name(name)]
+    for of_split in layout.classes.values():
+        for class_folders in of_split.values():
+            files = [name for folder in class_folders for name in tree.files_below(folder)]
+            images = list(filter(is_image_name, files))
+            unread += [(name, f"it is {ARRAYS}") for name in find_arrays(images)]
+            if config_data.mask_files == "skip":
+                unread += [(name, f"it is {MASKS}") for name in find_masks(images)]
     return sorted(unread, key=lambda entry: natural(entry[0]))
 
 
 def _read_folder(tree: Tree, config_data: Data, unused: Unused) -> Table:
+    """The table of a folder of images."""
     where = str(tree.root)
-    folders = tree.folders("")
-    if not folders:
-        images = _unlabelled(tree, "", unused)
-        inspected = _examined(tree, images, config_data)
-        members = hold_out(images, config_data, where, examined=inspected)
-        return Table(where, (), False, members, inspected)
-    loose = _loose_images(tree, unused)
+    layout = read_layout(tree, config_data.layout)
+    loose = [name for name in layout.loose_files(tree) if unused.is_image(name)]
     if loose:
-        logging.warning(
-            "%s: %d images lie beside the class folders and are skipped, the first is %s",
-            where, len(loose), readable(loose[0]),
-        )  # fmt: skip
-    split_folders = [name for name in SPLITS if name in folders]
-    labelled = _labelled_splits(tree)
-    if not labelled and "train" in folders and len(split_folders) == len(folders):
-        members = {name: _unlabelled(tree, name, unused) for name in split_folders}
-        return Table(
-            where,
-            (),
-            False,
-            members,
-            _examined(tree, itertools.chain(*members.values()), config_data),
-        )
-    names, members = (), {}
-    for name in labelled:
-        of_split, members[name] = _class_folders(tree, name, names, unused, config_data)
-        names = names or of_split
-    if not labelled:
-        names, images = _class_folders(tree, "", (), unused, config_data)
-        inspected = _examined(tree, images, config_data)
-        members = hold_out(images, config_data, where, examined=inspected)
+        _warn_of_loose(where, len(loose), readable(loose[0]))
+    unused.skip(BESIDE_CLASSES, loose)
+    if layout.unlabelled:
+        classes = ()
+        members = {
+            split: _unlabelled(tree, folder, unused) for split, folder in layout.unlabelled.items()
+        }
     else:
-        inspected = _examined(tree, itertools.chain(*members.values()), config_data)
+        classes, members = _read_classes(tree, layout, config_data, unused)
     if tree.links_back:
         logging.warning(
             "%s: %d links lead back to a folder that contains them and are not followed, the first is %s",
             where, len(tree.links_back), readable(min(tree.links_back, key=natural)),
         )  # fmt: skip
-    return Table(where, tuple(map(readable, names)), False, members, inspected)
+    paths = [path for rows in members.values() for path, _ in rows]
+    inspected = examined.examine(where, paths, config_data)
+    members, is_held_out = with_held_out(members, config_data, where, examined=inspected)
+    our_own = f".{INDEX}"
+    hidden = [name for name in tree.hidden if not os.path.basename(name).startswith(our_own)]
+    unused.skip(HIDDEN, hidden)
+    return Table(
+        where,
+        tuple(map(readable, classes)),
+        False,
+        members,
+        inspected,
+        layout.spelled,
+        is_held_out,
+        "the names of folders",
+        unused.reasons(),
+    )
 
 
-def _examined(
-    tree: Tree, images: Iterable[tuple[str, Label]], config_data: Data
-) -> examined.Examined | None:
-    return examined.examine(str(tree.root), [path for path, _ in images], config_data)
-
-
-def _labelled_splits(tree: Tree) -> list[str]:
-    """The folders of splits that hold class folders; a class that happens to be called 'train'
-    holds images.
-    """
-    return [name for name in SPLITS if tree.folders(name)]
-
-
-def _loose_images(tree: Tree, unused: Unused) -> list[str]:
-    """The images that are in no folder of a class, or of a split without labels, relative to the
-    root, which has such folders.
-    """
-    # Where splits have class folders, one that has none is no split: its images have no labels.
-    folders = ["", *SPLITS] if _labelled_splits(tree) else [""]
-    return [
-        os.path.join(folder, name)
-        for folder in folders
-        for name in tree.files(folder)
-        if unused.is_image(name)
-    ]
+@functools.cache  # A run opens its data once to train and once to evaluate.
+def _warn_of_loose(where: str, count: int, first: str) -> None:
+    logging.warning(
+        "%s: %d images lie beside the class folders and are skipped, the first is %s",
+        where, count, first,
+    )  # fmt: skip
 
 
 def _unlabelled(tree: Tree, folder: str, unused: Unused) -> list[tuple[str, Label]]:
@@ -276,37 +297,63 @@ def _unlabelled(tree: Tree, folder: str, unused: Unused) -> list[tuple[str, Labe
             f"{tree.root / folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class; it "
             f"has {unused.text() or 'no files'}"
         )
-    return [(os.path.join(folder, name), None) for name in names]
+    arrays = find_arrays(names)
+    unused.skip(ARRAYS, arrays)
+    images = [name for name in names if name not in arrays]
+    return [(os.path.join(folder, name), None) for name in images]
 
 
-def _class_folders(
-    tree: Tree, folder: str, names: tuple[str, ...], unused: Unused, config_data: Data
-):
-    """The names of the class folders (those given, or the sub-folders), and (path from the root,
-    label) of all images in them. Where files are examined, folders without images are no classes, and reported.
+def _read_classes(
+    tree: Tree, layout: Layout, config_data: Data, unused: Unused
+) -> tuple[tuple[str, ...], dict[str, list[tuple[str, Label]]]]:
+    """The classes, which the first split defines, and for each split (path from the root, label) of all images. Where
+    files are examined, folders without images are no classes, and reported.
     """
-    existing = tuple(tree.folders(folder))
-    unknown = sorted(set(existing) - set(names)) if names else []
-    if unknown:
+    classes: tuple[str, ...] = ()
+    members = {}
+    for split, class_folders in layout.classes.items():
+        files_by_class = {}
+        for name, folders in class_folders.items():
+            files = [file for folder in folders for file in tree.files_below(folder)]
+            images = [file for file in files if unused.is_image(file)]
+            files_by_class[name] = find_examples(
+                str(tree.root), images, config_data.mask_files, unused
+            )
+        if not classes:
+            _drop_empty(tree, class_folders, files_by_class, unused, config_data)
+            classes = tuple(files_by_class)
+        number = {name: label for label, name in enumerate(classes)}
+        members[split] = [
+            (file, number[name])
+            for name, files in files_by_class.items()
+            if name in number
+            for file in files
+        ]
+    return classes, members
+
+
+def _drop_empty(
+    tree: Tree,
+    class_folders: Mapping[str, Sequence[str]],
+    files_by_class: dict[str, list[str]],
+    unused: Unused,
+    config_data: Data,
+) -> None:
+    """Removes classes without images from `files_by_class`, if files are examined.
+
+    Raises:
+      ConfigError: all are empty, or one is and files are not examined.
+    """
+    empty = [name for name, files in files_by_class.items() if not files]
+    if empty and (not config_data.examine or len(empty) == len(files_by_class)):
         raise ConfigError(
-            f"{tree.root / folder} has the class folder {unknown[0]!r}, which the training images lack"
-        )
-    files_by_class = {}
-    for name in names or existing:
-        there_is = tree.files_below(os.path.join(folder, name))
-        files_by_class[name] = [file for file in there_is if unused.is_image(file)]
-    empty = [] if names else [name for name, files in files_by_class.items() if not files]
-    if empty and (not config_data.examine or len(empty) == len(existing)):
-        raise ConfigError(
-            f"{tree.root / folder / empty[0]} has no images ({', '.join(SUFFIXES)}); files that are not used: "
+            f"{tree.root / class_folders[empty[0]][0]} has no images ({', '.join(SUFFIXES)}); files that are not used: "
             f"{unused.text() or 'none'}"
         )
-    if empty:
-        examined.report_empty(str(tree.root / folder), list(map(readable, empty)))
-    classes = tuple(name for name in files_by_class if name not in empty)
-    images = [(file, label) for label, name in enumerate(classes) for file in files_by_class[name]]
-    return classes, images
-
-
-def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    if not empty:
+        return
+    folder = os.path.dirname(class_folders[empty[0]][0])
+    empty_names = list(map(readable, empty))
+    examined.report_empty(str(tree.root / folder), empty_names)
+    for name in empty:
+        del files_by_class[name]

@@ -1,8 +1,9 @@
 """Lists of image files with their labels: CSV, or JSON lines.
 
-A CSV file has the columns `path` (or `file`; relative to its folder) and `label` (a class number or
+A CSV file has the columns `path` (or `file`, `file_name`; relative to its folder) and `label` (a class number or
 name), or `labels` (any number of them, separated by ';'), and if you like `split`. In JSON lines each
-line is an object with the same fields; a `label` that is a list makes the set multi-label. A CSV
+line is an object with the same fields; a `label` that is a list makes the set multi-label. Other
+separators, and vectors of 0 and 1, are understood by `label_texts.py`. A CSV
 file with no column but `path` and `split`, or JSON objects without a label, are images without
 labels. A file classes.txt beside it, one name a line, fixes the classes; otherwise they are those
 that occur.
@@ -12,7 +13,8 @@ import csv
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from etils import epath
 
@@ -20,15 +22,62 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
-from vit_jax.data.sources.table import Table, hold_out, number_labels
+from vit_jax.data.sources.label_texts import split_labels
+from vit_jax.data.sources.split_names import find_splits, names_to_train_on
+from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
 
-_FILE = ("path", "file", "filename")
+_FILE = ("path", "file", "filename", "file_name")
 _LABEL = ("label", "labels", "class", "cls")
 _JSON = (".jsonl", ".json", ".ndjson")
+# What people give instead of a list, by the ends of its name.
+_NO_LISTS = {
+    (".xlsx", ".xls", ".ods", ".numbers"): "is a spreadsheet: save it as CSV, and give that file",
+    (
+        ".7z",
+        ".rar",
+    ): "is an archive: unpack it, and give the folder; zip and tar files are read as they are",
+    (
+        ".tar.gz",
+        ".tgz",
+        ".tar.bz2",
+        ".tar.xz",
+        ".tar.zst",
+    ): "is a compressed tar file: uncompress it, such as by gunzip, and give the tar file",
+    (
+        ".npz",
+        ".pkl",
+        ".pickle",
+        ".h5",
+        ".hdf5",
+        ".mat",
+        ".arrow",
+        ".feather",
+        ".lmdb",
+    ): "is no list of images: write "
+    "the images as files, and a CSV file with the columns path and label",
+}
 _WEB = ("http://", "https://", "ftp://")
 
 _Row = tuple[int, str, str | tuple[str, ...] | None, str]  # line, file, label as text, split
+
+
+class ListedImage(NamedTuple):
+    """A line of a list.
+
+    Attributes:
+      where: the list.
+      line: number of the line.
+      file: of the image, from the folder that files are relative to.
+      label: as text; a tuple of several; `None` without one.
+      split: its name; '' without one.
+    """
+
+    where: epath.Path
+    line: int
+    file: str
+    label: str | tuple[str, ...] | None
+    split: str
 
 
 def read_list(path: epath.Path, config_data: Data) -> Table:
@@ -36,31 +85,101 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
     'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
     of the list, however it is spelled there.
     """
-    rows = list(json_rows(path, _FILE, json_label) if path.suffix in _JSON else _csv_rows(path))
-    if not rows:
+    _check_type(path)
+    images, is_plural = read_rows(path)
+    return make_table(str(path), path.parent, images, is_plural, config_data, "the list")
+
+
+def read_rows(path: epath.Path) -> tuple[list[ListedImage], bool]:
+    """The lines of a list, and whether it is a CSV file whose column of labels is `labels`."""
+    if path.suffix in _JSON:
+        rows = json_rows(path, _FILE, json_label)
+        is_plural = False
+    else:
+        rows, is_plural = _read_csv(path)
+    images = [ListedImage(path, *row) for row in rows]
+    if not images:
         raise ConfigError(f"{path} lists no images")
-    for line, file, _, _ in rows:
-        if file.startswith(_WEB):
+    for image in images:
+        if image.file.startswith(_WEB):
             raise ConfigError(
-                f"{path}, line {line}: {file!r} is a web address: download the images, and list the files"
+                f"{path}, line {image.line}: {image.file!r} is a web address: download the images, and list the files"
             )
-    texts = [label for _, _, label, _ in rows]
+    return images, is_plural
+
+
+def make_table(
+    where: str,
+    root: epath.Path,
+    images: Sequence[ListedImage],
+    is_plural: bool,
+    config_data: Data,
+    labels_from: str,
+    skipped: Mapping[str, int] | None = None,
+) -> Table:
+    """The table of listed images.
+
+    Args:
+      where: its name in errors.
+      root: the folder that their files are relative to.
+      images: in the order of the list.
+      is_plural: see `read_rows`.
+      labels_from, skipped: see `Table`.
+    """
+    fields = [image.label for image in images]
+    texts = split_labels(where, fields, config_data.label_separator, is_plural=is_plural)
     classes, multi_label, labels = number_labels(
-        texts, path.parent / "classes.txt", lambda i: f"{path}, line {rows[i][0]}"
+        texts, root / "classes.txt", lambda i: f"{images[i].where}, line {images[i].line}"
     )
-    examined = examine(os.fspath(path.parent), [file for _, file, _, _ in rows], config_data)
+    examined = examine(os.fspath(root), [image.file for image in images], config_data)
+    split_names = dict.fromkeys(image.split for image in images)
+    spelled = _read_splits(where, split_names)
     members = {}
-    for (_, file, _, split), label in zip(rows, labels, strict=True):
-        members.setdefault(split, []).append((file, label))
-    if set(members) == {""}:
-        folder = os.fspath(path.parent)
-        folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
-        realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
-        name = functools.partial(_relative, folder, realpath)
-        members = hold_out(members[""], config_data, str(path), name, examined)
-    elif "" in members:
-        raise ConfigError(f"{path}: some images have a split, others none")
-    return Table(str(path), classes, multi_label, members, examined)
+    for image, label in zip(images, labels, strict=True):
+        split = spelled.get(image.split, image.split)
+        members.setdefault(split, []).append((image.file, label))
+    if "" in members and len(members) > 1:
+        raise ConfigError(f"{where}: some images have a split, others none")
+    folder = os.fspath(root)
+    folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
+    realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
+    name = functools.partial(_relative, folder, realpath)
+    members, is_held_out = with_held_out(members, config_data, where, name, examined)
+    return Table(
+        where,
+        classes,
+        multi_label,
+        members,
+        examined,
+        spelled,
+        is_held_out,
+        labels_from,
+        skipped or {},
+    )
+
+
+def _check_type(path: epath.Path) -> None:
+    """Raises `ConfigError` if a file's name says that it is something else than a list, with what to do."""
+    name = path.name.lower()
+    for suffixes, what in _NO_LISTS.items():
+        if name.endswith(suffixes):
+            raise ConfigError(f"config.data.path = {str(path)!r} {what}")
+
+
+def _read_splits(where: str, names: Iterable[str]) -> dict[str, str]:
+    """The meaning of the names of splits in a list: name → split, where the name is understood.
+
+    Raises:
+      ConfigError: several are to train on.
+    """
+    spelled = find_splits(filter(None, names))
+    trains = names_to_train_on(spelled)
+    if len(trains) > 1:
+        raise ConfigError(
+            f"{where}: the splits {', '.join(map(repr, trains))} are all named like images to train on: write the same "
+            "name for all of them, or another name, such as 'extra', for those that are not trained on"
+        )
+    return spelled
 
 
 def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
@@ -86,8 +205,10 @@ def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
     return relative
 
 
-def _csv_rows(path: epath.Path) -> Iterator[_Row]:
+def _read_csv(path: epath.Path) -> tuple[list[_Row], bool]:
+    """The rows of a CSV file, and whether its column of labels is `labels`."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    rows: list[_Row] = []
     try:
         header = reader.fieldnames or []
         file = next((name for name in _FILE if name in header), None)
@@ -104,17 +225,11 @@ def _csv_rows(path: epath.Path) -> Iterator[_Row]:
                 raise ConfigError(
                     f"{path}, line {reader.line_num}: {len(header)} values are needed, {needed} not empty"
                 )
-            yield reader.line_num, row[file], _csv_label(row, label), row.get("split", "")
+            text = None if label is None else row[label].strip()
+            rows.append((reader.line_num, row[file], text, row.get("split", "")))
     except csv.Error as error:
         raise ConfigError(f"{path}, line {reader.line_num}: this is no CSV: {error}") from None
-
-
-def _csv_label(row: dict[str, str], column: str | None) -> str | tuple[str, ...] | None:
-    if column is None:
-        return None
-    if column == "labels":
-        return tuple(text.strip() for text in row[column].split(";") if text.strip())
-    return row[column].strip()
+    return rows, label == "labels"
 
 
 def json_label(fields: dict) -> str | tuple[str, ...] | None:

@@ -27,7 +27,8 @@ from vit_jax.data.record import BadImage, DataAbsent, DataSet, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.panoptic import Segments, read_panoptic
 from vit_jax.data.sources.ranges import read_files
-from vit_jax.data.sources.table import SPLITS, Table, hold_out
+from vit_jax.data.sources.split_names import find_splits
+from vit_jax.data.sources.table import Table, hold_out
 from vit_jax.data.sources.text import read_text, readable
 from vit_jax.data.sources.trees import Tree, tree_at
 from vit_jax.data.sources.unused import Unused
@@ -124,11 +125,14 @@ def open_masks(config_data: Data) -> DataSet:
     if segments is not None:
         _check_segments(root, pairs, segments)
     tops = {image.split("/")[1] for image, _ in pairs}
-    if tops <= set(SPLITS):
+    spelled = find_splits(tops)
+    if len(spelled) == len(tops):
         splits = {
-            n: [(p, None) for p in pairs if p[0].split("/")[1] == n] for n in SPLITS if n in tops
+            split: [(pair, None) for pair in pairs if pair[0].split("/")[1] == top]
+            for top, split in spelled.items()
         }
     else:
+        spelled = {}
         splits = hold_out(
             [(pair, None) for pair in pairs], config_data, where, lambda pair: pair[0]
         )
@@ -139,7 +143,7 @@ def open_masks(config_data: Data) -> DataSet:
             contents = contents.reshape(-1, 2)
         return MaskedImages(where, table, keys, segments=segments, contents=contents)
 
-    data_set = Table(where, (), False, splits).data_set(make)
+    data_set = Table(where, (), False, splits, spelled=spelled).data_set(make)
     digest = data_set.identity
     return dataclasses.replace(data_set, identity=lambda: fingerprint.digest(table, digest()))
 

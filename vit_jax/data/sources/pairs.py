@@ -21,6 +21,7 @@ from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.captions import TEXT, captions_in, report_unpaired, text_of
 from vit_jax.data.sources.folder import ImageFiles
+from vit_jax.data.sources.split_names import find_splits
 from vit_jax.data.sources.table import Table, hold_out
 from vit_jax.data.sources.text import json_rows, read_text
 
@@ -141,15 +142,17 @@ def _read_pairs(path: epath.Path, config_data: Data) -> Table:
         )
     report_unpaired(str(path), "images have no caption", len(without), without[:1])
     members: dict[str, list] = {}
+    spelled = find_splits(filter(None, splits.values()))
     for file, captions in texts.items():
         if captions:
             key = file, tuple(dict.fromkeys(captions))
-            members.setdefault(splits[file], []).append((key, None))
+            split = spelled.get(splits[file], splits[file])
+            members.setdefault(split, []).append((key, None))
     if set(members) == {""}:
         members = hold_out(members[""], config_data, str(path), name=lambda key: key[0])
     elif "" in members:
         raise ConfigError(f"{path}: some images have a split, others none")
-    return Table(str(path), (), False, members)
+    return Table(str(path), (), False, members, spelled=spelled)
 
 
 def _csv_rows(path: epath.Path) -> Iterator[_Row]:

@@ -5,7 +5,6 @@ pair is two reads. Splits are the words train, test, val or validation in the na
 
 import json
 import os
-import re
 import tarfile
 from collections.abc import Sequence
 
@@ -20,10 +19,10 @@ from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.captions import captions_in, report_unpaired, text_of
 from vit_jax.data.sources.columns import FileColumns, Index
 from vit_jax.data.sources.ranges import open_to_scan
+from vit_jax.data.sources.split_names import aliases, splits_of_files
 from vit_jax.data.sources.stored_index import Kind, find_records
-from vit_jax.data.sources.table import SUFFIXES, aliases, held_out, name_number
+from vit_jax.data.sources.table import SUFFIXES, held_out, name_number
 from vit_jax.data.sources.tar import TarRecords, find_tars
-from vit_jax.data.sources.tar_index import first_split
 from vit_jax.data.sources.text import readable
 
 _COLUMNS = ("first", "size", "text_first", "text_size", "is_json")
@@ -84,12 +83,12 @@ def open_tars(config_data: Data) -> DataSet:
     index = find_records(files, KIND)
     members: dict[str, list[np.ndarray]] = {}
     images, texts = 0, 0
-    for file in files:
+    splits = splits_of_files(list(map(os.path.basename, files)))
+    for file, split in zip(files, splits, strict=True):
         number = index.number(file)
         images, texts = (a + b for a, b in zip((images, texts), index.notes[number], strict=True))
         rows = np.arange(index.count("first", number))
         rows = np.stack([np.full_like(rows, number), rows], axis=1)
-        split = first_split(re.split(r"[^A-Za-z]+", os.path.basename(file)))
         members.setdefault(split, []).append(rows)
     report_unpaired(path, "images have no caption", images, files)
     report_unpaired(path, "captions have no image", texts, files)

@@ -9,7 +9,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources.captions import TEXT, text_of
-from vit_jax.data.sources.table import aliases
+from vit_jax.data.sources.split_names import aliases
 from vit_jax.data.sources.tfds import Tfds, find_folder
 from vit_jax.data.sources.tfds_masks import choose_features
 

@@ -8,8 +8,9 @@ labels is described there.
 import dataclasses
 import hashlib
 import math
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
+from vit_jax.data.sources.label_texts import read_vectors
+from vit_jax.data.sources.split_names import aliases, has_both_sides, same_text
+from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.text import read_text
 
 if TYPE_CHECKING:
@@ -26,14 +30,6 @@ if TYPE_CHECKING:
 SUFFIXES = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif",
 )  # fmt: skip
-SPLITS = ("train", "test", "val", "validation")
-# What a held-out split may be called instead: the first that is there.
-ALIASES = {
-    "test": ("val", "validation"),
-    "val": ("validation", "test"),
-    "validation": ("val", "test"),
-}
-
 # Class numbers may leave gaps: a few images of a large data set have few of its classes. Beyond
 # this they are taken for identifiers.
 _MAX_CLASSES_PER_LABEL = 100
@@ -52,6 +48,9 @@ class Table:
       splits: per split the (key, label) of its examples; what a key is, the file that made the
         table knows.
       examined: what was found in the files that are keys, if they were read.
+      spelled: name of a split as it is written → the split that it stands for.
+      held_out: whether 'test' is held out, so that the source does not name it.
+      labels_from, skipped: see `summary.Summary`.
     """
 
     where: str
@@ -59,6 +58,10 @@ class Table:
     multi_label: bool
     splits: Mapping[str, list[tuple[Any, Label]]]
     examined: "Examined | None" = None
+    spelled: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    held_out: bool = False
+    labels_from: str = ""
+    skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def data_set(self, make: Callable[..., Source]) -> DataSet:
         """A data set whose splits are `make(classes, multi_label, keys, labels)`."""
@@ -77,18 +80,31 @@ class Table:
             self.where,
             sizes,
             read,
-            aliases(sizes),
+            aliases(sizes, self.spelled),
             lambda: digest_rows(self.classes, self.multi_label, sizes, self.splits),
+            self._summarize() if self.labels_from else None,
         )
 
+    def _summarize(self) -> Summary:
+        def counts() -> dict[str, np.ndarray]:
+            by_split = {}
+            for name, rows in self.splits.items():
+                labels = [label for _, label in rows]
+                as_array = labels if self.multi_label else np.asarray(labels, np.int64)
+                by_split[name] = count_labels(as_array, len(self.classes))
+            return by_split
 
-def aliases(sizes: Mapping[str, int]) -> dict[str, str]:
-    """What splits that are not there are called instead."""
-    return {
-        name: next(other for other in others if other in sizes)
-        for name, others in ALIASES.items()
-        if name not in sizes and not sizes.keys().isdisjoint(others)
-    }
+        sizes = {name: len(rows) for name, rows in self.splits.items()}
+        return Summary(
+            self.where,
+            sizes,
+            self.spelled,
+            self.held_out,
+            self.classes,
+            counts,
+            self.labels_from,
+            self.skipped,
+        )
 
 
 def digest_rows(
@@ -104,6 +120,43 @@ def digest_rows(
         for row in of_split:
             digest.update(repr(row).encode())
     return digest.hexdigest()
+
+
+def with_held_out(
+    members: Mapping[str, list[tuple[Any, Label]]],
+    config_data: Data,
+    where: str,
+    name: Callable[[Any], str] = str,
+    examined: "Examined | None" = None,
+) -> tuple[dict[str, list[tuple[Any, Label]]], bool]:
+    """The examples of each split, and whether 'test' is held out: of all examples if there are no splits ('' alone),
+    or of `config.data.holdout_from` if no split is to judge by. Other arguments as for `hold_out`.
+    """
+    held_out_of = held_out_split(members, config_data)
+    if held_out_of is None:
+        return dict(members), False
+    others = {split: rows for split, rows in members.items() if split != held_out_of}
+    held_out_parts = hold_out(members[held_out_of], config_data, where, name, examined)
+    return held_out_parts | others, True
+
+
+def held_out_split(splits: Collection[str], config_data: Data) -> str | None:
+    """The split from which the share `config_data.holdout` becomes 'test'; `None` if nothing is held out.
+
+    Raises:
+      ConfigError: `config_data.holdout_from` is no split.
+    """
+    chosen = config_data.holdout_from
+    if chosen not in ("", "train", *splits):
+        known = ", ".join(filter(None, splits)) or "none"
+        raise ConfigError(
+            f"config.data.holdout_from = {chosen!r} is no split of the data, which has: {known}"
+        )
+    if set(splits) == {""}:
+        return ""
+    if chosen not in splits or has_both_sides(splits):
+        return None
+    return chosen
 
 
 def hold_out(
@@ -194,21 +247,30 @@ def _smallest_of_each_class(
 
 
 def number_labels(
-    texts: Sequence[str | Sequence[str] | None], names_file: epath.Path, where: Callable[[int], str]
+    texts: Sequence[str | Sequence[str] | None],
+    names_file: epath.Path,
+    where: Callable[[int], str],
+    names: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], bool, list[Label]]:
     """The classes, whether examples have several labels each, and the label of every example.
 
     Args:
       texts: the class number or class name of each example as text, or a list of them, or `None`
-        if it has no label. If one has a list, all are taken to have several labels.
+        if it has no label. If one has a list, all are taken to have several labels. Vectors of 0 and 1 are understood,
+        see `label_texts.read_vectors`.
       names_file: a path: the names of the classes, one a line, if there is such a file; else the
         classes are those that occur, names sorted.
       where: what to call example i in errors.
+      names: of the classes, where the source has them itself; labels are then among them.
 
     Raises:
       ConfigError: some examples have a label and others none, a label is not among the classes, or
         the numbers leave so many classes empty that they cannot be class numbers.
     """
+    numbers_are_names = bool(names)
+    if not names and names_file.exists():
+        names = [line for line in map(str.strip, read_text(names_file).split("\n")) if line]
+    texts, vector_length = read_vectors(texts, None if names is None else len(names), where)
     without = [i for i, text in enumerate(texts) if text is None]
     if len(without) == len(texts):
         return (), False, list(texts)
@@ -222,11 +284,17 @@ def number_labels(
     if multi_label:
         texts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     occurring = set().union(*texts) if multi_label else set(texts)
-    if not occurring and not names_file.exists():
+    if not all(map(str.isascii, occurring)):
+        form = _one_form(occurring, names or ())
+        texts = [tuple(form[t] for t in text) if multi_label else form[text] for text in texts]
+        occurring = set(form.values())
+    if not occurring and names is None and not vector_length:
         return (), False, [None] * len(texts)
-    numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring)
-    if names_file.exists():
-        classes = tuple(line for line in map(str.strip, read_text(names_file).split("\n")) if line)
+    numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring) and not numbers_are_names
+    if names is not None:
+        classes = tuple(names)
+    elif vector_length:
+        classes = tuple(map(str, range(vector_length)))
     elif numbered:
         classes = _numbered_classes(occurring, names_file)
     else:
@@ -248,6 +316,14 @@ def number_labels(
     return classes, multi_label, labels
 
 
+def _one_form(texts: set[str], names: Sequence[str]) -> dict[str, str]:
+    """Each text → the form in which it is used: texts that differ only in how accents are stored are one, as the names
+    of classes have it.
+    """
+    forms = {same_text(text): text for text in [*sorted(texts, reverse=True), *names]}
+    return {text: forms[same_text(text)] for text in texts}
+
+
 def _numbered_classes(occurring: set[str], names_file: epath.Path) -> tuple[str, ...]:
     """The classes 0 to the largest number."""
     numbers = set(map(int, occurring))
@@ -258,6 +334,11 @@ def _numbered_classes(occurring: set[str], names_file: epath.Path) -> tuple[str,
             f"Number the classes from 0, or give them names; or, if there are so many, list them in {names_file}"
         )
     return tuple(map(str, range(count)))
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file's name ends like an image's."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def natural(name: str) -> str:

@@ -4,14 +4,15 @@ makes the index, after that every image is one read.
 An image's label is in a file beside it, KEY.cls (text) or KEY.json (a field `label`); or else the
 name of the folder that it is in; or else that of its tar file where that is a WordNet identifier
 (n01440764.tar, as ImageNet is distributed). Images in no folder, or in none but those of splits, have
-no labels if nothing beside them says one. Splits are the folders train/, test/, val/ or validation/ inside, or
-those words in the names of the tar files (imagenet-train-000.tar). Tar files must not be compressed.
+no labels if nothing beside them says one. Splits are the folders train/, test/, val/ or the like inside, or
+those words in the names of the tar files (imagenet-train-000.tar), see `split_names.py`. Tar files must not be
+compressed.
 """
 
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -21,21 +22,27 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.decoding.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Label, Labels, Record
-from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources import fingerprint, tar_index, zip_index
+from vit_jax.data.sources.beside import MASKS
 from vit_jax.data.sources.ranges import Ranges
+from vit_jax.data.sources.split_names import aliases, find_splits, has_both_sides, splits_of_files
+from vit_jax.data.sources.stored_index import Kind
+from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.table import (
-    SPLITS,
     SUFFIXES,
-    aliases,
     digest_rows,
     held_out,
+    held_out_split,
     label_at,
     natural,
     number_labels,
 )
-from vit_jax.data.sources.tar_index import Place, TarIndex, first_split
+from vit_jax.data.sources.tar_index import Place, TarIndex
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.unused import Unused
+from vit_jax.data.sources.zip_index import inflate
+
+_COUNTED = 1 << 20  # labels at a time
 
 
 class TarRecords:
@@ -102,9 +109,13 @@ class TarImages(TarRecords):
         wanted = [self._tars.place(int(self._rows[index])) for index in indices]
         parts = [(files[number], first, size) for number, _, first, size in wanted]
         names = [self._name_at(place) for place in wanted]
-        for (*_, size), name in zip(parts, names, strict=True):
-            check_bytes(size, name)
+        sizes = [self._tars.inflated(int(self._rows[index])) for index in indices]
+        for (*_, size), inflated, name in zip(parts, sizes, names, strict=True):
+            check_bytes(inflated or size, name)
         images = self._ranges.read_many(parts)
+        if any(sizes):
+            packed = zip(images, sizes, names, strict=True)
+            images = [inflate(image, size, name) if size else image for image, size, name in packed]
         labels = [label_at(self.labels, index) for index in indices]
         return list(map(Record, images, labels, names))
 
@@ -130,22 +141,29 @@ def open_tar(config_data: Data) -> DataSet:
     """
     path, unused = config_data.path, Unused()
     files = find_tars(path)
-    tars = TarIndex([str(file) for file in files])
+    tars = TarIndex([str(file) for file in files], archive_kind(files))
     for counts in tars.unused():
         unused.add(counts)
     if not len(tars):
         has = f"; it has {unused.text()}" if unused.text() else ""
         raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)}){has}")
-    unused.report(path)
-    meaning = _understand(tars, files)
+    unused.warn_of_pictures(path)
+    if masks := tars.masks():
+        _check_masks(masks[0], config_data.mask_files)
+    meaning = _understand(tars, files, config_data)
     members = tars.rows_by_split(meaning.splits, meaning.file_splits)
     if "" in members and len(members) > 1:
-        raise ConfigError(f"{path}: some images belong to a split, others to none")
+        raise ConfigError(
+            f"{path}: some images belong to a split ({', '.join(filter(None, members))}), others to none: set "
+            "--config.data.layout=classes if no folder or file is a split, or name the folders of all alike"
+        )
 
     def labels_of(rows: range | np.ndarray) -> Labels:
         return tars.labels(rows, meaning.labels, meaning.file_labels) if meaning.classes else None
 
-    if "" in members:
+    # Of a set with splits only where all of it is one.
+    is_held_out = len(members) == 1 and held_out_split(members, config_data) is not None
+    if is_held_out:
         by_class = config_data.holdout_by == "class"
         members = tars.held_out(
             lambda hashes, rows: held_out(
@@ -165,7 +183,33 @@ def open_tar(config_data: Data) -> DataSet:
         rows = {name: _labelled(tars, of_split, labels_of) for name, of_split in members.items()}
         return digest_rows(meaning.classes, meaning.multi_label, sizes, rows)
 
-    return DataSet(path, sizes, read, aliases(sizes), identity)
+    def counts() -> dict[str, np.ndarray]:
+        return {
+            name: _count_classes(rows, labels_of, len(meaning.classes))
+            for name, rows in members.items()
+        }
+
+    summary = Summary(
+        path,
+        sizes,
+        meaning.spelled,
+        is_held_out,
+        meaning.classes,
+        counts,
+        meaning.labels_from,
+        unused.reasons(),
+    )
+    return DataSet(path, sizes, read, aliases(sizes, meaning.spelled), identity, summary)
+
+
+def _count_classes(
+    rows: range | np.ndarray, labels_of: Callable[[range | np.ndarray], Labels], classes: int
+) -> np.ndarray:
+    """How many images of each class there are, (classes,), of which a part at a time is looked at."""
+    counts = np.zeros(classes, np.int64)
+    for first in range(0, len(rows), _COUNTED):
+        counts += count_labels(labels_of(rows[first : first + _COUNTED]), classes)
+    return counts
 
 
 def _reopen(
@@ -211,7 +255,8 @@ def find_tars(path: str) -> list:
     elif "*" in path:
         files = sorted(place.parent.glob(place.name), key=lambda file: natural(file.name))
     elif place.is_dir():
-        files = sorted(place.glob("*.tar"), key=lambda file: natural(file.name))
+        inside = list(place.glob("*.tar")) or list(place.glob("*.zip"))
+        files = sorted(inside, key=lambda file: natural(file.name))
     else:
         files = [place]
     # Of many in a bucket one listing finds out, see `find_records`.
@@ -223,6 +268,21 @@ def find_tars(path: str) -> list:
     return files
 
 
+def _check_masks(masks: tuple[str, int, str, str], mask_files: str) -> None:
+    """Raises `ConfigError`, a question, unless images that are named like masks are to be kept."""
+    where, count, mask, image = masks
+    if mask_files != "keep":
+        raise ConfigError(
+            f"{where}: {count:,} images are {MASKS}, the first is {readable(mask)} beside {readable(image)}. Set "
+            "--config.data.mask_files=keep if they are examples; if they are none, make the archive without them"
+        )
+
+
+def archive_kind(files: Sequence[epath.Path]) -> Kind:
+    """Whether files are tar or zip files, by the name of the first."""
+    return zip_index.KIND if files[0].suffix.lower() == zip_index.SUFFIX else tar_index.KIND
+
+
 @dataclasses.dataclass(frozen=True)
 class _Meaning:
     """What codes stand for, and tar files where a code says nothing.
@@ -230,6 +290,8 @@ class _Meaning:
     Attributes:
       labels, file_labels: per code and per tar file a class, a tuple of classes, or `None`.
       splits, file_splits: the names of splits, '' for none.
+      spelled: name of a folder → split.
+      labels_from: see `summary.Summary`.
     """
 
     classes: tuple[str, ...]
@@ -238,21 +300,35 @@ class _Meaning:
     file_labels: list[Label]
     splits: list[str]
     file_splits: list[str]
+    spelled: Mapping[str, str]
+    labels_from: str
 
 
-def _understand(tars: TarIndex, files: list) -> _Meaning:
+def _understand(tars: TarIndex, files: list, config_data: Data) -> _Meaning:
     """Which class and split each code and each tar file stands for.
 
     Raises:
       ConfigError: see `table.number_labels`.
     """
-    texts, splits = [text for text, _, _ in tars.table], [split for _, split, _ in tars.table]
+    texts = [text for text, _, _ in tars.table]
+    folders = [folder for _, folder, _ in tars.table]
     stems = [file.stem if re.fullmatch(r"n\d{8}", file.stem) else None for file in files]
     codes, by_file = tars.occurring()
     labels = [texts[code] for code in codes] + [stems[number] for number in by_file]
-    if not any(tars.table[code][2] for code in codes) and {*labels} <= {None, *SPLITS}:
-        splits = [text or split for text, split in zip(texts, splits, strict=True)]
+    are_beside = any(tars.table[code][2] for code in codes)
+    with_splits = config_data.layout != "classes"
+    names = {*labels} - {None}
+    flat = find_splits(names) if with_splits and not are_beside else {}
+    around = {folders[code] for code in codes}
+    are_flat = len(flat) == len(names)
+    if are_flat and has_both_sides(flat.values()) and "" not in around and len(around) > 1:
+        # The folders of classes hold the folders of splits.
+        texts, folders = folders, texts
+        labels = [texts[code] for code in codes] + [None] * len(by_file)
+    elif are_flat:  # the only folders are splits
+        folders = [text or folder for text, folder in zip(texts, folders, strict=True)]
         labels = [None] * len(labels)
+    spelled = find_splits({folders[code] for code in codes} - {""}) if with_splits else {}
 
     def where(i: int) -> str:
         row = tars.find(codes[i]) if i < len(codes) else tars.find(None, by_file[i - len(codes)])
@@ -263,11 +339,17 @@ def _understand(tars: TarIndex, files: list) -> _Meaning:
     classes, multi_label, numbered = number_labels(labels, names_file, where)
     of_code = dict(zip(codes, numbered, strict=False))
     of_file = dict(zip(by_file, numbered[len(codes) :], strict=True))
+    file_splits = (
+        splits_of_files([file.name for file in files]) if with_splits else [""] * len(files)
+    )
+    inside = "the folders in tar files" if codes else "the names of tar files"
     return _Meaning(
         classes,
         multi_label,
         [of_code.get(code) for code in range(len(texts))],
         [of_file.get(number) for number in range(len(files))],
-        splits,
-        [first_split(re.split(r"[^A-Za-z]+", file.name)) for file in files],
+        [spelled.get(folder, "") for folder in folders],
+        file_splits,
+        spelled,
+        "files beside the images (.cls, .json)" if are_beside else inside,
     )

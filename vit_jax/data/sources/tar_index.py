@@ -2,8 +2,9 @@
 the stored index of them.
 
 The columns of a tar file: of each image its first byte, its bytes, its name (all names one after the other, and where
-each ends), the hash of its name that decides whether it is held out, and a code for (label, split, whether the label is
-in a file beside it); a label of None is that of the tar file.
+each ends), the hash of its name that decides whether it is held out, and a code for (label, the folder that may be that
+of a split, whether the label is in a file beside it); a label of None is that of the tar file. Where the innermost
+folder, which is the label, is called like a split, the other one is the folder around it, which may be the class.
 """
 
 import bisect
@@ -11,22 +12,29 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import Label, Labels
+from vit_jax.data.sources.beside import ARRAYS, MASKS, find_masks, is_array
 from vit_jax.data.sources.columns import FileColumns, Index, smallest
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.ranges import open_to_scan
+from vit_jax.data.sources.split_names import first_split_name, has_split_word
 from vit_jax.data.sources.stored_index import Kind, find_records
-from vit_jax.data.sources.table import SPLITS, name_number
+from vit_jax.data.sources.table import name_number
+from vit_jax.data.sources.tar_labels import LabelsBeside, arrays_beside
 from vit_jax.data.sources.text import readable
-from vit_jax.data.sources.unused import Unused
+from vit_jax.data.sources.trees import is_hidden
+from vit_jax.data.sources.unused import HIDDEN, Unused
 
 _OF_FILE = (None, "", False)  # the row of the table whose images are labelled by their tar file
 _RELEASE = 64  # files, or images far apart, after which the memory of what was looked at is let go
+
+INFLATED = "inflated"  # the column of the sizes of compressed members; a tar file has none
 
 Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 _Sample = tuple[
@@ -39,11 +47,14 @@ class TarIndex:
 
     Attributes:
       files: paths of the tar files.
-      table: per code (label, split, whether the label is in a file beside the image).
+      table: per code (label, the folder that may be that of a split or '', whether the label is in a file beside the
+        image).
     """
 
-    def __init__(self, files: Sequence[str]):
-        self.files, self._index = tuple(files), find_records(files, KIND)
+    def __init__(self, files: Sequence[str], kind: Kind):
+        """`kind`: of the archives, `KIND` or that of zip files."""
+        self.files = tuple(files)
+        self._index = find_records(files, kind)
         self.table = self._index.table
         self._numbers = [self._index.number(path) for path in files]
         counts = [self._index.count("first", number) for number in self._numbers]
@@ -55,7 +66,14 @@ class TarIndex:
 
     def unused(self) -> list[dict]:
         """What each file has besides images, see `Unused.counts`."""
-        return [self._index.notes[number] for number in self._numbers]
+        notes = [self._index.notes[number] for number in self._numbers]
+        return [{why: note[why] for why in note if why != MASKS} for note in notes]
+
+    def masks(self) -> list[tuple[str, int, str, str]]:
+        """(archive, how many, the first, the image beside it) of the images that are named like masks of others."""
+        notes = [self._index.notes[number] for number in self._numbers]
+        pairs = zip(self.files, notes, strict=True)
+        return [(path, *note[MASKS]) for path, note in pairs if MASKS in note]
 
     def place(self, row: int) -> Place:
         """Where an image is."""
@@ -65,6 +83,13 @@ class TarIndex:
         name = self._column("name", file)[int(ends[row - 1]) if row else 0 : int(ends[row])]
         first, size = self._column("first", file)[row], self._column("size", file)[row]
         return file, _decode(name.tobytes()), int(first), int(size)
+
+    def inflated(self, row: int) -> int:
+        """How many bytes an image has, if it is compressed in the archive; else 0."""
+        file = bisect.bisect_right(self._ends, row)
+        if not self._index.has_column(INFLATED, self._numbers[file]):
+            return 0
+        return int(self._column(INFLATED, file)[row - self._begin(file)])
 
     def sample(self, rows: Iterable[int]) -> list[Place]:
         """Where a few images are that lie far apart; what was looked at takes no memory afterwards."""
@@ -247,33 +272,83 @@ def count_images(index: Index, path: str) -> int:
 
 def _scan(file: places.File) -> FileColumns:
     """The columns of the images in a tar file; the note is what else it has, see `Unused.counts`."""
-    unused = Unused()
-    images, labels = [], {}
     try:
         with open_to_scan(file) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
-            for member in tar:
-                key, suffix = _key(member.name)
-                if not member.isfile() or os.path.basename(member.name).startswith("."):
-                    continue
-                if suffix == ".cls":
-                    labels[key] = tar.extractfile(member).read().decode().strip()
-                elif suffix == ".json":
-                    if key not in labels:
-                        label = json_label(json.load(tar.extractfile(member)))
-                        labels |= {} if label is None else {key: label}
-                elif unused.is_image(member.name):
-                    images.append((member.name, member.offset_data, member.size, key))
+            members = (
+                Member(
+                    member.name, member.offset_data, member.size, 0, tar.extractfile(member).read
+                )
+                for member in tar
+                if member.isfile()
+            )
+            return describe_members(file.path, members)
+    except ConfigError:
+        raise
     except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{file.path} cannot be read as an uncompressed tar file: {error!r}"
         ) from None
-    pictures = {key for name, _, _, key in images if not _is_array(name)}
-    samples = [
-        (name, first, size, labels.get(key))
-        for name, first, size, key in images
-        if not (_is_array(name) and key in pictures)
-    ]
-    return _columns(samples, unused.counts())
+
+
+class Member(NamedTuple):
+    """A file inside an archive.
+
+    Attributes:
+      name: with its folders.
+      first, size: where its bytes are in the archive.
+      inflated: how many bytes it has, if it is compressed; else 0.
+      read: gives them.
+    """
+
+    name: str
+    first: int
+    size: int
+    inflated: int
+    read: Callable[[], bytes]
+
+
+def describe_members(path: str, members: Iterable[Member]) -> FileColumns:
+    """The columns of the images among the members of an archive; the note is what else it has, see `Unused.counts`.
+
+    Raises:
+      ConfigError: see `tar_labels.LabelsBeside`.
+      ValueError, AttributeError: a label cannot be read.
+    """
+    unused = Unused()
+    labels = LabelsBeside(path)
+    images = []
+    for member in members:
+        suffix = os.path.splitext(member.name)[1].lower()
+        if any(map(is_hidden, _parts_of(member.name))):
+            unused.skip(HIDDEN, [member.name])
+        elif suffix == ".cls":
+            labels.add(member.name, member.read().decode().strip())
+        elif suffix == ".json":
+            label = json_label(json.loads(member.read()))
+            if label is not None:
+                labels.add(member.name, label)
+        elif unused.is_image(member.name):
+            images.append(member)
+    arrays = [member.name for member in images if is_array(member.name)]
+    pictures = (member.name for member in images if not is_array(member.name))
+    skipped = arrays_beside(arrays, pictures) if arrays else set()
+    unused.skip(ARRAYS, skipped)
+    examples = [member for member in images if member.name not in skipped]
+    samples = [(m.name, m.first, m.size, labels.label_of(m.name)) for m in examples]
+    note = unused.counts()
+    if masks := find_masks(member.name for member in examples):
+        note[MASKS] = [len(masks), *next(iter(masks.items()))]
+    described = _columns(samples, note)
+    inflated = np.asarray([member.inflated for member in examples], np.int64)
+    if inflated.any():
+        columns = {**described.columns, INFLATED: smallest(inflated)}
+        return FileColumns(columns, described.table, described.note)
+    return described
+
+
+def _parts_of(name: str) -> list[str]:
+    """The folders of a member and its own name, without '.', as in './a/b.jpg'."""
+    return [part for part in name.split("/") if part not in ("", ".", "..")]
 
 
 def _columns(samples: Sequence[_Sample], unused: dict) -> FileColumns:
@@ -292,31 +367,21 @@ def _columns(samples: Sequence[_Sample], unused: dict) -> FileColumns:
 
 
 def _row(name: str, label: str | tuple[str, ...] | None) -> tuple:
-    """(label as text, split, whether the label is in a file beside it) of an image: see `tar.py`."""
-    folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
+    """A row of `TarIndex.table`, for an image; see `tar.py`."""
+    folders = _parts_of(os.path.dirname(name))
     if label is not None:
-        return label, first_split(folders), True
-    return (readable(folders[-1]), first_split(folders[:-1]), False) if folders else _OF_FILE
-
-
-def first_split(words: Sequence[str]) -> str:
-    """The first of some words that is the name of a split; '' if none is."""
-    return next((word for word in words if word in SPLITS), "")
+        return label, first_split_name(folders), True
+    if not folders:
+        return _OF_FILE
+    *outer, inner = folders
+    split = first_split_name(outer)
+    if not split and outer and has_split_word(inner):  # the folder of a split inside of a class?
+        split = outer[-1]
+    return readable(inner), split, False
 
 
 def _decode(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _is_array(name: str) -> bool:
-    """Whether it is a .npy file: an image, unless its sample has a picture."""
-    return name.lower().endswith(".npy")
-
-
-def _key(name: str) -> tuple[str, str]:
-    """'a/0001.left.jpg' -> ('a/0001', '.jpg'): the sample, and what kind of file of it this is."""
-    folder, base = os.path.split(name)
-    return os.path.join(folder, base.partition(".")[0]), os.path.splitext(base)[1].lower()
-
-
-KIND = Kind("tar 3", _scan, {"tar 2": lambda value: _columns(value["images"], value["unused"])})
+KIND = Kind("tar 4", _scan)

@@ -1,5 +1,5 @@
-"""What is in the folders below one, on a disk or in a bucket, without hidden files. Names are those
-from the root: 'train/cat/1.jpg'; the root is ''.
+"""Files and folders below a folder, on a disk or in a bucket. Hidden ones are skipped, and so are folders that file
+systems and file managers make for themselves. Names are those from the root: 'train/cat/1.jpg'; the root is ''.
 """
 
 import bisect
@@ -14,6 +14,19 @@ from vit_jax.base import places
 from vit_jax.data.sources.ranges import list_objects
 from vit_jax.data.sources.table import natural
 
+# Folders that a NAS, a disk, an archive or a program makes for itself, in lower case. Other names may begin with the
+# same characters: '#beach' is a class.
+_ADMINISTRATIVE = {
+    "@eadir", "@recycle", "@recently-snapshot", "@tmp", "@sharebin", "@sharesnap", "@__thumb", "#recycle", "#snapshot",
+    "~snapshot", "$recycle.bin", "recycler", "recycled", "system volume information", "lost+found", "found.000",
+    "__macosx", "__pycache__", "network trash folder", "temporary items",
+}  # fmt: skip
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is hidden, or a folder that file systems make for themselves."""
+    return name.startswith(".") or name.casefold() in _ADMINISTRATIVE
+
 
 class Tree(Protocol):
     """Folders and files.
@@ -22,10 +35,12 @@ class Tree(Protocol):
       root: the folder that names begin at.
       links_back: links that were met and are not followed, since they lead to a folder that contains
         them, or all of the data set.
+      hidden: the files that were met and are hidden, or in hidden folders, see `is_hidden`.
     """
 
     root: epath.Path
     links_back: set[str]
+    hidden: set[str]
 
     def folders(self, folder: str) -> list[str]:
         """The names in a folder of its sub-folders; none if it is not there."""
@@ -51,13 +66,12 @@ class _BucketTree:
     """A tree of objects, by one listing of all: folders exist in their names alone."""
 
     def __init__(self, root: epath.Path):
-        self.root, self.links_back = root, set()
+        self.root = root
+        self.links_back: set[str] = set()
         # Names that end with a slash are what some tools leave for an empty folder.
-        entries = sorted(
-            (name, content)
-            for name, content in list_objects(str(root))
-            if not name.endswith("/") and not name.rpartition("/")[2].startswith(".")
-        )
+        objects = [entry for entry in list_objects(str(root)) if not entry[0].endswith("/")]
+        self.hidden = {name for name, _ in objects if any(map(is_hidden, name.split("/")))}
+        entries = sorted(entry for entry in objects if entry[0] not in self.hidden)
         self._names = [name for name, _ in entries]
         self._contents = np.fromiter((content for _, content in entries), np.uint64, len(entries))
 
@@ -67,7 +81,7 @@ class _BucketTree:
         while place < end:
             name, slash, _ = self._names[place][len(prefix) :].partition("/")
             if slash:
-                names += [] if name.startswith(".") else [name]
+                names.append(name)
                 place = self._range(f"{prefix}{name}/")[1]
             else:
                 place += 1
@@ -100,14 +114,18 @@ class _DiskTree:
     """
 
     def __init__(self, root: epath.Path):
-        self.root, self.links_back = root, set()
+        self.root = root
+        self.links_back: set[str] = set()
+        self.hidden: set[str] = set()
 
     def folders(self, folder: str) -> list[str]:
         path = os.path.join(self.root, folder)
         if not os.path.isdir(path):
             return []
         with os.scandir(path) as entries:
-            folders = [e for e in entries if e.is_dir() and not e.name.startswith(".")]
+            all_folders = [e for e in entries if e.is_dir()]
+        folders = [e for e in all_folders if not is_hidden(e.name)]
+        self._note_hidden(path, [e.name for e in all_folders if is_hidden(e.name)])
         links = {e.name for e in folders if e.is_symlink() and self._leads_back(e.path)}
         return sorted((e.name for e in folders if e.name not in links), key=natural)
 
@@ -116,8 +134,9 @@ class _DiskTree:
         if not os.path.isdir(path):
             return []
         with os.scandir(path) as entries:
-            names = [e.name for e in entries if not e.is_dir() and not e.name.startswith(".")]
-        return sorted(names, key=natural)
+            names = [e.name for e in entries if not e.is_dir()]
+        self.hidden.update(self._from_root(path, name) for name in names if is_hidden(name))
+        return sorted((name for name in names if not is_hidden(name)), key=natural)
 
     def files_below(self, folder: str) -> list[str]:
         paths, visited, starts = [], set(), [os.path.join(self.root, folder)]
@@ -130,6 +149,9 @@ class _DiskTree:
                     continue
                 visited.add((status.st_dev, status.st_ino))
                 paths += [os.path.join(where, name) for name in names if name[0] != "."]
+                self.hidden.update(self._from_root(where, name) for name in names if name[0] == ".")
+                self._note_hidden(where, list(filter(is_hidden, folders)))
+                folders[:] = [name for name in folders if not is_hidden(name)]
                 links += [path for f in folders if os.path.islink(path := os.path.join(where, f))]
             starts = sorted((link for link in links if not self._leads_back(link)), key=natural)
         start = len(os.path.join(self.root, ""))
@@ -137,6 +159,15 @@ class _DiskTree:
 
     def contents(self, names: Sequence[str]) -> None:
         return None
+
+    def _note_hidden(self, path: str, folders: Sequence[str]) -> None:
+        """Keeps the names of all files in hidden folders at a path."""
+        for folder in folders:
+            for where, _, names in os.walk(os.path.join(path, folder)):
+                self.hidden.update(self._from_root(where, name) for name in names)
+
+    def _from_root(self, folder: str, name: str) -> str:
+        return os.path.relpath(os.path.join(folder, name), self.root)
 
     def _leads_back(self, link: str) -> bool:
         target = os.path.realpath(link)

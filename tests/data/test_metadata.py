@@ -1,0 +1,96 @@
+"""Image folders as the Hugging Face hub has them, and files that are given instead of a list."""
+
+import json
+
+import pytest
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data import sources
+from vit_jax.data.options import Data
+from vit_jax.data.preparation.prepare import prepare
+
+
+def opened(root, split="train", **fields):
+    return sources.open_source(
+        Data(name="folder", path=str(root), **{"holdout": 0.0} | fields), split
+    )
+
+
+def write(root, name, rows):
+    """Touches images, and lists them with their labels."""
+    root.mkdir(parents=True, exist_ok=True)
+    for file, _ in rows:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    if name.endswith(".csv"):
+        text = "file_name,label\n" + "".join(f"{file},{label}\n" for file, label in rows)
+    else:
+        lines = (json.dumps({"file_name": file, "label": label}) for file, label in rows)
+        text = "\n".join(lines)
+    (root / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_metadata_in_the_folders_of_splits_has_the_labels(name, tmp_path):
+    write(tmp_path / "train", name, [("0.png", "fern"), ("1.png", "moss")])
+    write(tmp_path / "validation", name, [("0.png", "moss")])
+    (tmp_path / "train/unlisted.png").touch()
+    train, test = opened(tmp_path), opened(tmp_path, "test")
+    assert train.paths == ("train/0.png", "train/1.png") and train.labels.tolist() == [0, 1]
+    assert test.paths == ("validation/0.png",) and test.labels.tolist() == [1]
+
+
+def test_one_list_for_all_images_has_the_splits_of_their_folders(tmp_path, caplog):
+    rows = [("Train/a/0.png", "fern"), ("Train/b/1.png", "moss"), ("./Test/2.png", "moss")]
+    write(tmp_path, "metadata.csv", rows)
+    (tmp_path / "Test/3.png").touch()
+    with caplog.at_level("INFO", logger="absl"):
+        assert opened(tmp_path).labels.tolist() == [0, 1]
+    assert opened(tmp_path, "test").paths == ("Test/2.png",)
+    assert "2 classes from metadata.csv: fern (1 + 0), moss (1 + 1)" in caplog.text
+    assert "1 images that the metadata does not list" in caplog.text
+
+
+def test_one_list_without_splits_is_held_out_of_and_given_itself(tmp_path):
+    write(tmp_path, "metadata.jsonl", [(f"pictures/{i}.png", i % 3) for i in range(9)])
+    for path in (tmp_path, tmp_path / "metadata.jsonl"):
+        source = opened(path, holdout=0.34, holdout_by="class")
+        assert len(source) == 6 and source.classes == ("0", "1", "2")
+
+
+def test_listed_files_that_are_not_there_are_named(tmp_path):
+    write(tmp_path, "metadata.csv", [("0.png", "a"), ("1.png", "b")])
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(ConfigError, match=r"metadata.csv, line 3: '1.png' .* 1 of 2"):
+        opened(tmp_path)
+
+
+def test_captions_beside_class_folders_change_nothing(tmp_path):
+    write(tmp_path, "metadata.csv", [("a/0.png", "x"), ("b/0.png", "y")])
+    text = (tmp_path / "metadata.csv").read_text()
+    (tmp_path / "metadata.csv").write_text(text.replace("label", "caption"))
+    assert opened(tmp_path).classes == ("a", "b")
+
+
+def test_a_folder_with_metadata_is_prepared_and_the_rest_is_reported(tmp_path):
+    write(tmp_path / "in", "metadata.csv", [("0.png", "a"), ("1.png", "b")])
+    for name in ("0.png", "1.png"):
+        (tmp_path / "in" / name).write_bytes(b"no image")
+    (tmp_path / "in/2.txt").touch()
+    with pytest.raises(ConfigError, match="none of the images"):
+        prepare(str(tmp_path / "in"), str(tmp_path / "out"), holdout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("labels.xlsx", "save it as CSV"),
+        ("photos.RAR", "unpack it"),
+        ("photos.tar.gz", "uncompress it"),
+        ("data.npz", "write the images as files"),
+    ],
+)
+def test_other_files_than_lists_are_refused_by_name_with_what_to_do(name, words, tmp_path):
+    (tmp_path / name).write_bytes(b"PK\x03\x04\x92")
+    with pytest.raises(ConfigError, match=words):
+        opened(tmp_path / name)

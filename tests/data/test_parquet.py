@@ -1,0 +1,134 @@
+"""Parquet files as the Hugging Face hub has data sets of images."""
+
+import json
+import pickle
+import threading
+
+import cv2
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data import sources
+from vit_jax.data.options import Data
+from vit_jax.data.preparation.prepare import prepare
+from vit_jax.data.record import BadImage
+
+NAMES = ("disc", "square", "triangle")
+
+
+def png(value):
+    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
+
+
+def write(path, labels, names=NAMES, *, group=100, feature=None, **columns):
+    """A file as `datasets` writes it: a struct of bytes and path, and the features in the schema's metadata."""
+    images = [{"bytes": png(i % 250), "path": f"{i}.png"} for i in range(len(labels))]
+    struct = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    table = pyarrow.table({"image": pyarrow.array(images, struct), "label": labels, **columns})
+    feature = feature or {"names": list(names), "_type": "ClassLabel"}
+    features = {"image": {"_type": "Image"}, "label": feature}
+    metadata = {"huggingface": json.dumps({"info": {"features": features if names else {}}})}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = table.replace_schema_metadata(metadata)
+    pyarrow.parquet.write_table(table, path, row_group_size=group)
+
+
+def opened(root, split="train", **fields):
+    return sources.open_source(
+        Data(name="folder", path=str(root), **{"holdout": 0.0} | fields), split
+    )
+
+
+def test_a_data_set_of_the_hub_is_read_with_its_splits_and_the_names_of_its_classes(tmp_path):
+    for i in range(2):
+        write(tmp_path / f"data/train-0000{i}-of-00002.parquet", [0, 1, 2, 1, 0], group=2)
+    write(tmp_path / "data/validation-00000-of-00001.parquet", [2, 2])
+    train, test = opened(tmp_path), opened(tmp_path, "test")
+    assert train.classes == test.classes == NAMES and not train.multi_label
+    assert train.labels.tolist() == [0, 1, 2, 1, 0] * 2 and test.labels.tolist() == [2, 2]
+    order = [7, 0, 4, 7]
+    assert [record.image for record in train.read(order)] == [png(2), png(0), png(4), png(2)]
+    assert train[6].label == 1 and train[6].name.endswith("train-00001-of-00002.parquet, row 1")
+    again = pickle.loads(pickle.dumps(train))
+    assert again[9] == train[9] and again.fingerprint() == train.fingerprint()
+
+
+def test_rows_are_read_by_any_number_of_threads(tmp_path):
+    write(tmp_path / "train.parquet", [i % 3 for i in range(60)], group=7)
+    source, wrong = opened(tmp_path), []
+
+    def read(seed):
+        indices = np.random.default_rng(seed).permutation(60).tolist()
+        records = source.read(indices)
+        wrong.extend(
+            i for i, record in zip(indices, records, strict=True) if record.image != png(i)
+        )
+
+    threads = [threading.Thread(target=read, args=[seed]) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_one_file_without_a_split_is_held_out_of_and_prepared(tmp_path):
+    write(tmp_path / "all.parquet", [i % 3 for i in range(30)])
+    source = opened(tmp_path / "all.parquet", holdout=0.2, holdout_by="class")
+    assert len(source) == 24 and source.classes == NAMES
+    result = prepare(str(tmp_path / "all.parquet"), str(tmp_path / "out"), holdout=0.0)
+    assert result["splits"] == {"train": 30, "test": 0} or result["splits"] == {"train": 30}
+    assert result["classes"] == 3 and not result["bad"]
+
+
+def test_labels_may_be_texts_numbers_or_several(tmp_path):
+    write(tmp_path / "a/train.parquet", ["moss", "fern", "moss"], ())
+    assert opened(tmp_path / "a").classes == ("fern", "moss")
+    write(tmp_path / "b/train.parquet", [0, 2, 1], ())
+    assert opened(tmp_path / "b").classes == ("0", "1", "2")
+    several = {"feature": {"names": list(NAMES), "_type": "ClassLabel"}, "_type": "List"}
+    write(tmp_path / "c/train.parquet", [[0, 2], [], [1]], feature=several)
+    source = opened(tmp_path / "c")
+    assert source.classes == NAMES and source.labels == ((0, 2), (), (1,))
+
+
+def test_a_split_whose_labels_are_secret_is_skipped_and_named(tmp_path, caplog):
+    write(tmp_path / "train.parquet", [0, 1, 2])
+    write(tmp_path / "test.parquet", [-1, -1])
+    with caplog.at_level("INFO", logger="absl"):
+        assert len(opened(tmp_path)) == 3
+    assert "skipped: 2 rows of test without a label" in caplog.text
+    with pytest.raises(ConfigError, match="holdout_from=train"):
+        opened(tmp_path, "test")
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match="cannot be read as a Parquet file"):
+        opened(tmp_path / "bad.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match="0 columns of images .* among x"):
+        opened(tmp_path / "x.parquet")
+    table = pyarrow.table({"image": pyarrow.array([png(1), None], pyarrow.binary())})
+    pyarrow.parquet.write_table(table, tmp_path / "null.parquet")
+    source = opened(tmp_path / "null.parquet")
+    assert source.classes == () and source[0].image == png(1)
+    with pytest.raises(BadImage, match="null.parquet, row 1 cannot be read: the row has no image"):
+        source[1]
+
+
+def test_class_folders_beside_a_parquet_file_are_read_as_ever(tmp_path):
+    write(tmp_path / "boxes.parquet", [0])
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").touch()
+    assert opened(tmp_path).classes == ("a", "b")
+
+
+def test_row_groups_that_are_too_large_to_read_in_random_order_are_warned_of(tmp_path, caplog):
+    write(tmp_path / "train.parquet", [0] * 1200, group=1200)
+    opened(tmp_path)
+    assert "1200 images are read for each one in random order" in caplog.text

@@ -1,0 +1,96 @@
+"""Image folders with metadata.csv or metadata.jsonl beside the images, as the Hugging Face hub has them: lists with the
+fields `file_name` and `label`, one for all images, or one in the folder of each split.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from etils import epath
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
+from vit_jax.data.sources.listed import ListedImage, make_table, read_rows
+from vit_jax.data.sources.split_names import find_splits, has_both_sides
+from vit_jax.data.sources.table import Table
+from vit_jax.data.sources.trees import Tree
+from vit_jax.data.sources.unused import Unused
+
+_NAMES = ("metadata.csv", "metadata.jsonl")
+_LABELS = {"label", "labels"}
+_KEYS = re.compile(r'"(\w+)"\s*:')  # of a JSON object
+_UNLISTED = "images that the metadata does not list"
+
+
+def find_metadata(tree: Tree) -> dict[str, epath.Path]:
+    """The lists of labelled images in a folder: folder from the root → list; none if images are not described so."""
+    lists = _lists_in(tree, [""])
+    if not lists:
+        splits = find_splits(tree.folders(""))
+        lists = _lists_in(tree, list(splits))
+        if len(lists) < len(splits):
+            return {}
+    return lists if all(map(_has_labels, lists.values())) else {}
+
+
+def read_metadata(
+    tree: Tree, lists: Mapping[str, epath.Path], config_data: Data, unused: Unused
+) -> Table:
+    """The images that lists in a folder describe.
+
+    Args:
+      lists: see `find_metadata`.
+      unused: counts the files that are no examples.
+
+    Raises:
+      ConfigError: an image is not there, or as for `listed.make_table`.
+    """
+    where = str(tree.root)
+    images: list[ListedImage] = []
+    is_plural = False
+    for folder, path in lists.items():
+        rows, is_plural = read_rows(path)
+        for row in rows:
+            file = os.path.normpath(os.path.join(folder, row.file))
+            images.append(row._replace(file=file, split=folder or row.split))
+    images = _with_splits_of_folders(images)
+    present = set(filter(unused.is_image, tree.files_below("")))
+    missing = [image for image in images if image.file not in present]
+    if missing:
+        first = missing[0]
+        raise ConfigError(
+            f"{first.where}, line {first.line}: {first.file!r} is no image in {where}; {len(missing):,} of "
+            f"{len(images):,} files that are listed are not there"
+        )
+    unused.skip(_UNLISTED, present - {image.file for image in images})
+    names = " and ".join(dict.fromkeys(path.name for path in lists.values()))
+    return make_table(where, tree.root, images, is_plural, config_data, names, unused.reasons())
+
+
+def _lists_in(tree: Tree, folders: Sequence[str]) -> dict[str, epath.Path]:
+    lists = {}
+    for folder in folders:
+        names = tree.files(folder)
+        name = next((name for name in _NAMES if name in names), None)
+        if name is not None:
+            lists[folder] = tree.root / folder / name
+    return lists
+
+
+def _has_labels(path: epath.Path) -> bool:
+    """Whether a list names files and labels; others have captions or boxes."""
+    with path.open("rb") as file:
+        first = file.readline().decode("utf-8-sig", "replace")
+    fields = re.findall(r"\w+", first) if path.suffix == ".csv" else _KEYS.findall(first)
+    return "file_name" in fields and not _LABELS.isdisjoint(fields)
+
+
+def _with_splits_of_folders(images: list[ListedImage]) -> list[ListedImage]:
+    """The images with the splits of the folders that they lie in, if a list for all has none of its own."""
+    if any(image.split for image in images):
+        return images
+    tops = [image.file.partition("/")[0] if "/" in image.file else "" for image in images]
+    splits = find_splits(tops)
+    if set(splits) != set(tops) or not has_both_sides(splits.values()):
+        return images
+    return [image._replace(split=top) for image, top in zip(images, tops, strict=True)]
