@@ -1,5 +1,5 @@
-"""`python -m tests.parity`: the rows; `python -m tests.parity ROW [FIRST_SEED [SEEDS]]`: runs one, by default five seeds
-of each engine.
+"""`python -m tests.parity`: the rows; `python -m tests.parity ROW [FIRST_SEED [SEEDS]]`: runs one, by default five
+seeds of each engine.
 """
 
 import os
