@@ -925,6 +925,7 @@ class EvaluateFields(TypedDict, total=False):
     model__remat: Literal['auto', 'none', 'save_products', 'save_attention', 'full'] | None
     model__unroll: int | None
     model__attention: Literal['auto', 'xla', 'cudnn', 'short', 'splash'] | None
+    objective__loss: Literal['softmax', 'sigmoid', 'binary'] | None
     data__name: str
     data__path: str
     data__image_feature: str

@@ -110,6 +110,7 @@ class LoadedCheckpoint:
       objective: of a run, what its objective owns, if it owns something.
       run: the run's checkpoint, of ours.
       source: what it was read from.
+      probabilities: the function from logits to them, 'softmax' or 'sigmoid'; '' where the source does not say it.
     """
 
     model_config: classifier.ClassifierConfig
@@ -125,6 +126,16 @@ class LoadedCheckpoint:
     objective: SavedObjective | None = None
     run: SavedRun | None = None
     source: str = ""
+    probabilities: str = ""
+
+
+def probabilities_of(checkpoint: LoadedCheckpoint) -> str:
+    """The function from a checkpoint's logits to probabilities: 'softmax' or 'sigmoid'. Where the source does not say it,
+    one logit alone is a sigmoid's: its softmax would be 1, whatever the image.
+    """
+    if checkpoint.probabilities:
+        return checkpoint.probabilities
+    return "sigmoid" if checkpoint.model_config.num_classes == 1 else "softmax"
 
 
 # What comes of a description whose values have other types than any code wrote.
