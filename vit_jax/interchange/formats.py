@@ -130,7 +130,7 @@ class LoadedCheckpoint:
 
 
 def probabilities_of(checkpoint: LoadedCheckpoint) -> str:
-    """The function from a checkpoint's logits to probabilities: 'softmax' or 'sigmoid'. Where the source does not say it,
+    """The function from a checkpoint's logits to probabilities: 'softmax' or 'sigmoid'. Where the source says neither,
     one logit alone is a sigmoid's: its softmax would be 1, whatever the image.
     """
     if checkpoint.probabilities:
