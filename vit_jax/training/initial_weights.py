@@ -2,7 +2,7 @@
 an objective is anchored to. A run that names none of them does not import this.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -12,7 +12,8 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints
 from vit_jax.interchange import fitting, formats, loading, saved_objectives, tensors_by_name
-from vit_jax.models import registry
+from vit_jax.interchange.kept_heads import with_rows_by_name
+from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Anchor
@@ -22,18 +23,40 @@ from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 
 
-def check_fits(assembly: Assembly) -> None:
-    """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
+def check_fits(assembly: Assembly, classes: Sequence[str] = ()) -> None:
+    """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them.
+
+    Args:
+      classes: names of those of the data; () if they are not known.
+    """
     like = registry.abstract_weights(assembly.model_config)[1]
-    loading.check_fit(
-        read_checkpoint(assembly), like, assembly.model_config, **_init_options(assembly)
-    )
+    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes)
+    loading.check_fit(checkpoint, like, assembly.model_config, **_init_options(assembly))
     _own_reset(assembly, assembly.networks.abstract_own())
 
 
 def read_checkpoint(assembly: Assembly) -> formats.LoadedCheckpoint:
     """The checkpoint of `config.init_from`, its arrays unread."""
     return formats.read_checkpoint(assembly.config.init_from, hints=vars(assembly.model_config))
+
+
+def _for_classes(
+    assembly: Assembly, checkpoint: formats.LoadedCheckpoint, classes: Sequence[str]
+) -> formats.LoadedCheckpoint:
+    """The checkpoint of `config.init_from` with a head for the classes of the data, if it is kept."""
+    reset = _init_options(assembly)["reset"]
+    fitted = with_rows_by_name(
+        checkpoint, classes if assembly.model_config.num_classes else (), reset
+    )
+    adapters = assembly.networks.adapters
+    if fitted is not checkpoint and adapters:
+        in_base = patterns.names(adapters.split(checkpoint.params)[0])
+        if patterns.matching([classifier.HEADS], in_base):
+            raise ConfigError(
+                "the data has other classes than the checkpoint of config.init_from, and config.lora.also does not "
+                "train the head: name it there (\"('head/.*',)\")"
+            )
+    return fitted
 
 
 def _init_options(assembly: Assembly) -> dict:
@@ -58,11 +81,15 @@ def _own_reset(assembly: Assembly, like: Weights) -> tuple[set[str], dict[str, n
     )
 
 
-def start_from(assembly: Assembly, state: TrainState) -> TrainState:
+def start_from(assembly: Assembly, state: TrainState, classes: Sequence[str] = ()) -> TrainState:
     """`state` with the weights of `config.init_from` in place of the new ones, except those to reset; those that
     the objective owns too, if the checkpoint has them.
+
+    Args:
+      classes: names of those of the data; () if they are not known.
     """
-    variables, checkpoint = dict(state.variables), read_checkpoint(assembly)
+    variables = dict(state.variables)
+    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes)
     own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
     if jax.tree.leaves(own):
         own = own_weights(assembly, checkpoint, own)
