@@ -119,5 +119,6 @@ def test_a_run_goes_on_with_other_classes_by_their_names(tmp_path):
     result = vit_jax.train(config_of(other, 1, **start), tmp_path / "second")
     assert result["accuracy"] > 0.9
     frozen = start | {"lora.lora_rank": 1, "lora.also": ("encoder/norm/.*",)}
+    frozen["optim.weight_decay_rules"] = ()
     with pytest.raises(ConfigError, match=r"config\.lora\.also"):
         vit_jax.train(config_of(other, 1, **frozen), tmp_path / "third")
