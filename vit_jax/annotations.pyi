@@ -481,6 +481,8 @@ class DataSection(_Fields):
     'batches kept ready on the devices (default: 2)'
     max_pixels: int
     'an image of more pixels, by its header, counts as unreadable before it takes memory (default: 67108864)'
+    max_value: int
+    'the largest value that images of 16 bits have, 4095 where 12 of the bits are used; 0: 65535, with a warning where an image stays below 2^14 (default: 0)'
     on_bad_image: Literal['error', 'skip']
     "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip) (default: 'error')"
     max_bad_images: int
@@ -964,6 +966,7 @@ class EvaluateFields(TypedDict, total=False):
     data__cache_gib: float
     data__prefetch: int
     data__max_pixels: int
+    data__max_value: int
     data__on_bad_image: Literal['error', 'skip']
     data__max_bad_images: int
     eval__batch_size: int

@@ -257,6 +257,13 @@ class Data:
         minimum=1,
         may_change=True,
     )
+    max_value: int = option(
+        0,
+        "the largest value that images of 16 bits have, 4095 where 12 of the bits are used; 0: 65535, with a warning "
+        "where an image stays below 2^14",
+        minimum=0,
+        maximum=2**16 - 1,
+    )
     on_bad_image: str = option(
         "error",
         "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip)",

@@ -32,7 +32,7 @@ _OF_TRAINING = {
 _ANSWERS = "objective.loss"  # softmax or sigmoid, which make probabilities of logits
 _FIELDS = ("batch_size", "model.dtype", "init_resize", _ANSWERS)
 _OF_IMAGES = (
-    "mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels", "native_tokens",
+    "mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels", "max_value", "native_tokens",
 )  # fmt: skip
 _SIZES = "data.image_size", "model.patch"
 
