@@ -15,7 +15,9 @@ from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.interchange import pickles, pytorch, safetensors, state_dicts
 from vit_jax.interchange.regular import check_regular
+from vit_jax.interchange.state_dicts import Selection
 
+WHOLE = Selection()
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 _HEAD = 32  # bytes that tell containers apart
@@ -30,7 +32,7 @@ class CheckpointFile:
 
     Args:
       path: of the file or folder.
-      state_dict: which weights of a pickle, see `state_dicts.find_tensors`.
+      selection: which of its tensors are read.
 
     Attributes:
       path: of the file or folder.
@@ -38,8 +40,8 @@ class CheckpointFile:
       container: 'folder', 'npz', 'safetensors' or 'pickle'; '' for none of these.
     """
 
-    def __init__(self, path: epath.Path, state_dict: str = ""):
-        self._weights, self._state_dict = None, state_dict
+    def __init__(self, path: epath.Path, selection: Selection = WHOLE):
+        self._weights, self._selection = None, selection
         if path.name in pytorch.NAMES and (path.parent / CONFIG).exists():
             self._weights, path = path, path.parent
         self.path = path
@@ -49,11 +51,20 @@ class CheckpointFile:
             self.head = self._file.read(_HEAD)
             self._file.seek(0)
             self.container = _container(self.head, path.suffix)
-        if state_dict and not self._has_several():
+        if selection.state_dict and not self._has_several():
             raise ConfigError(
-                f"{path}#state_dict={state_dict} has no effect: only files of PyTorch (.pth, .bin, …) hold several "
-                "sets of tensors; remove '#state_dict=…'"
+                f"{path}#state_dict={selection.state_dict} has no effect: only files of PyTorch (.pth, .bin, …) hold "
+                "several sets of tensors; remove '#state_dict=…'"
             )
+
+        if selection != WHOLE and not self._has_tensors():
+            raise ConfigError(
+                f"{path}: #prefix=… and #ignore=… have no effect, since it is no file of tensors: remove them"
+            )
+
+    def _has_tensors(self) -> bool:
+        """Whether it is a file of tensors, or a folder with one."""
+        return bool(self.config if self.container == "folder" else self.container)
 
     def _has_several(self) -> bool:
         """Whether there may be several state dicts in it."""
@@ -98,12 +109,17 @@ class CheckpointFile:
 
     @functools.cached_property
     def _content(self) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+        tensors, metadata = self._whole_content()
+        return self._selection.of(tensors, self.path), metadata
+
+    def _whole_content(self) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+        state_dict = self._selection.state_dict
         match self.container:
             case "folder":
                 if not self.config:
                     return {}, {}
                 weights = self._weights or pytorch.weights_of(self.path)
-                return pytorch.read_weights(weights, self._state_dict)
+                return pytorch.read_weights(weights, state_dict)
             case "npz":
                 return _CONTAINERS["npz"].read(self.path, self._file), {}
             case "safetensors":
@@ -111,13 +127,13 @@ class CheckpointFile:
                 return state_dicts.without_wrappers(tensors), metadata
             case "pickle":
                 content = pickles.read(self.path, self._file)
-                return state_dicts.find_tensors(content, self.path, self._state_dict), {}
+                return state_dicts.find_tensors(content, self.path, state_dict), {}
         return {}, {}
 
 
-def open_once(path: epath.Path, state_dict: str = "") -> CheckpointFile:
+def open_once(path: epath.Path, selection: Selection = WHOLE) -> CheckpointFile:
     """What is at a path: the same object as before, if it was opened before and has not changed."""
-    return _open(path, state_dict, _mark(path))
+    return _open(path, selection, _mark(path))
 
 
 def forget() -> None:
@@ -128,8 +144,8 @@ def forget() -> None:
 
 
 @functools.lru_cache(maxsize=2)  # a checkpoint to start from and a teacher
-def _open(path: epath.Path, state_dict: str, mark: tuple) -> CheckpointFile:
-    return CheckpointFile(path, state_dict)
+def _open(path: epath.Path, selection: Selection, mark: tuple) -> CheckpointFile:
+    return CheckpointFile(path, selection)
 
 
 def _mark(path: epath.Path) -> tuple:

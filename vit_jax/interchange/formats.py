@@ -206,7 +206,7 @@ def _open(path: epath.PathLike) -> checkpoint_file.CheckpointFile:
     check_regular(path)
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
-    return checkpoint_file.open_once(path, name.state_dict)
+    return checkpoint_file.open_once(path, name.selection)
 
 
 def _detect(file: checkpoint_file.CheckpointFile) -> str:

@@ -8,6 +8,7 @@ and what they are here:
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,12 +31,26 @@ from vit_jax.interchange.conversions.vit_flax import (
 )
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
+# The names of networks in the memory of transformers 5, which state dicts of scripts have; its own files have others.
+_STACK = r"^((?:vit|deit|ijepa|beit)\.)?layers\.(\d+)"
+_LAYER = r"^((?:\w+\.)?encoder\.layer\.\d+)"
+_IN_MEMORY = (
+    (rf"{_STACK}\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
+    (rf"{_STACK}\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
+    (rf"{_STACK}\.", r"\1encoder.layer.\2."),
+    (rf"{_LAYER}\.attention\.q_proj\.", r"\1.attention.attention.query."),
+    (rf"{_LAYER}\.attention\.k_proj\.", r"\1.attention.attention.key."),
+    (rf"{_LAYER}\.attention\.v_proj\.", r"\1.attention.attention.value."),
+    (rf"{_LAYER}\.attention\.o_proj\.", r"\1.attention.output.dense."),
+    (rf"{_LAYER}\.(relative_position_bias)\.", r"\1.attention.attention.\2."),
+)
+
 
 class HuggingFace(HuggingFaceConversion):
     """ViT and DeiT; the layout of others has a `kind`."""
 
     model_types = ("vit", "deit", *vit_towers.DEFAULTS)
-    renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
+    renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"), *_IN_MEMORY)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         if not metadata.get("model_type"):
@@ -75,8 +90,12 @@ class HuggingFace(HuggingFaceConversion):
         return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
-        """Some classes of BEiT and ViT-MSN have parts of their network without the prefix of its embedding."""
+        """Some classes of BEiT and ViT-MSN have parts of their network without the prefix of its embedding, and DINOv3
+        has one before its layers alone in the memory of transformers 5.
+        """
         result = super().canonical(names)
+        if "embeddings.cls_token" in result:
+            result = {n: re.sub(r"^model\.layer\.", "layer.", new) for n, new in result.items()}
         prefixes = ("vit.", "beit.", "data2vec_vision.")
         at = next((p for p in prefixes if f"{p}embeddings.cls_token" in result), "")
         parts = ("encoder.", "layernorm.") if at else ()
