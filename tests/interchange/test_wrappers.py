@@ -96,6 +96,71 @@ def test_what_scripts_keep_beside_a_model_is_skipped(weights, read, prefix, extr
         read(weights | extra)
 
 
+TEXTS = {
+    "SigLIP's": ("text.transformer.resblocks.0.ln_1.weight", "text.positional_embedding", "logit_scale", "logit_bias"),
+    "CLIP's": ("transformer.resblocks.0.ln_1.weight", "positional_embedding", "token_embedding.weight", "logit_scale"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", TEXTS.values(), ids=TEXTS)
+def test_the_image_tower_that_open_clip_has_of_timm_is_read_beside_a_text_tower(
+    weights, read, names
+):
+    trunk = before("visual.trunk.", weights) | {"visual.head.proj.weight": torch.ones(4, 2)}
+    read(trunk | {name: torch.ones(3) for name in names})
+    texts = {f"text.transformer.resblocks.{i}.ln_1.weight": torch.ones(3) for i in range(99)}
+    read(trunk | texts)
+
+
+def torchvision_names(weights, names_of_version):
+    """A state dict of torchvision's ViT, by its names."""
+    pairs = {
+        "cls_token": "class_token", "pos_embed": "encoder.pos_embedding", "patch_embed.proj": "conv_proj",
+        "blocks.": "encoder.layers.encoder_layer_", ".norm1": ".ln_1", ".norm2": ".ln_2",
+        "attn.qkv.": "self_attention.in_proj_", "attn.proj": "self_attention.out_proj",
+        "norm.": "encoder.ln.", **names_of_version,
+    }  # fmt: skip
+    named = {}
+    for name, tensor in weights.items():
+        for theirs, own in pairs.items():
+            name = name.replace(theirs, own)
+        named[name] = tensor
+    return named
+
+
+HEAD = {"head.": "heads.head."}
+TORCHVISION = {
+    "now": HEAD | {"fc1": "0", "fc2": "3"},
+    "0.12": HEAD | {"fc1": "linear_1", "fc2": "linear_2"},
+    "another head": {"head.": "heads.", "fc1": "0", "fc2": "3"},
+    "a head after dropout": {"head.": "heads.head.1.", "fc1": "0", "fc2": "3"},
+}
+
+
+@pytest.mark.parametrize("version", TORCHVISION)
+def test_vits_of_torchvision_are_read_by_their_names(weights, read, version):
+    named = torchvision_names(weights, TORCHVISION[version])
+    assert not set(named) & set(weights)
+    read(named)
+    read({"model": before("module.", named), "epoch": 3})
+
+
+def test_what_torchvision_computes_is_known_and_its_heads_by_the_width(weights, tmp_path):
+    torch.save(torchvision_names(weights, TORCHVISION["now"]), tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="heads: published models have, by width, 12 at 768"):
+        formats.read_checkpoint(tmp_path / "a.pth")
+    checkpoint = formats.read_checkpoint(tmp_path / "a.pth", heads=2)
+    config, prepared = checkpoint.model_config, checkpoint.preprocessing
+    assert (config.activation, config.epsilon, config.pool) == ("gelu", 1e-6, "token")
+    assert prepared.mean == (0.485, 0.456, 0.406) and prepared.interpolation == "bilinear"
+    with pytest.raises(CheckpointError, match="convert with --to=timm$"):
+        formats.write_checkpoint(checkpoint, tmp_path / "b.safetensors", "authors")
+    formats.write_checkpoint(checkpoint, tmp_path / "b.safetensors", "timm")
+    tensors, _ = safetensors.read(tmp_path / "b.safetensors")
+    for name, tensor in weights.items():
+        np.testing.assert_array_equal(np.asarray(tensors[name]), tensor.numpy())
+
+
 def test_what_is_not_known_is_named_with_the_cure_which_works(weights, read, tmp_path):
     extra = {"gadget.weight": torch.ones(3), "gadget.scale": torch.ones(1)}
     torch.save(weights | extra, tmp_path / "a.pth")

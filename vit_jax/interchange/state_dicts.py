@@ -30,10 +30,18 @@ KEYS = (
 # What scripts and wrappers put before all names of a model.
 _BEFORE = (
     "ema", "model_ema", "ema_model", "teacher", "momentum_encoder", "module", "model", "backbone", "encoder",
-    "net", "network", "student", "base_encoder",
+    "net", "network", "student", "base_encoder", "visual", "trunk",
 )  # fmt: skip
 # Parts of names that compilers and wrappers of layers leave anywhere in them.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# What CLIP has of its text tower, without a name before it.
+_OF_TEXTS = (
+    "token_embedding",
+    "positional_embedding",
+    "transformer",
+    "ln_final",
+    "text_projection",
+)
 _MOST_VISITS = 10_000  # dictionaries; one may be in several others
 _DEPTH = 3  # how deep dictionaries of dictionaries are searched
 # What wrappers and scripts keep among a model's tensors, within its prefix or beside it.
@@ -80,6 +88,7 @@ BESIDE = (
         "reads what the network gives", "a head beside the network",
     ),
     Skip(r"decoder\w*\..*|decoder_\w+", "predicts hidden patches", "a decoder"),
+    Skip(r"text\..*", "reads texts, not images", "the text tower"),
     Skip(r"(\w*loss\w*|criterion)\..*", "state of a loss", "a loss"),
 )  # fmt: skip
 
@@ -305,7 +314,8 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     Raises:
       CheckpointError: some are neither another network's nor of a kind that pre-training needs.
     """
-    skipped, unknown = [], []
+    names, skipped, unknown = list(names), [], []
+    of_texts = _OF_TEXTS if "token_embedding.weight" in names else ()
     for name in names:
         if name.startswith(prefix):
             continue
@@ -314,7 +324,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         own = max(own, _parts_in_common(parts[:-1], prefix.split(".")))
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
-        if network or matching(BESIDE, [rest]):
+        if network or matching(BESIDE, [rest]) or parts[0] in of_texts:
             skipped.append(name)
         else:
             unknown.append(name)
