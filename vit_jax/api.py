@@ -107,8 +107,8 @@ class Run(TrainedModel):
         'tabby, tabby cat'
 
         Args:
-          images: a path, the bytes of a file, an image of Pillow, or an array (H, W, C) or (H, W) (uint8, or floats
-            in [0, 1]); or a list of these, of any sizes; or an array (n, H, W, C).
+          images: a path, the bytes of a file, an open file (`BytesIO` too), an image of Pillow, or an array (H, W, C)
+            or (H, W) (uint8, or floats in [0, 1]); or a list of these, of any sizes; or an array (n, H, W, C).
           topk: how many classes, the most probable ones.
           thresholds: how probable the best class has to be for an image to leave at each exit but the last, of a
             model with exits; none: all images go through to the last one.

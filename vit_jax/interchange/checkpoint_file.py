@@ -23,7 +23,10 @@ PROCESSOR = "preprocessor_config.json"
 _HEAD = 32  # bytes that tell containers apart
 _ZIP = b"PK\3\4"  # how an `.npz` begins
 # Containers that only some formats have.
-_CONTAINERS = LazyTable({"npz": "vit_jax.interchange.npz"})
+_CONTAINERS = LazyTable(
+    {"npz": "vit_jax.interchange.npz", "msgpack": "vit_jax.interchange.flax_msgpack"}
+)
+FLAX = "flax_model.msgpack"  # of a folder of transformers before its version 5
 
 
 class CheckpointFile:
@@ -37,7 +40,7 @@ class CheckpointFile:
     Attributes:
       path: of the file or folder.
       head: the file's first bytes.
-      container: 'folder', 'npz', 'safetensors' or 'pickle'; '' for none of these.
+      container: 'folder', 'npz', 'msgpack', 'safetensors' or 'pickle'; '' for none of these.
     """
 
     def __init__(self, path: epath.Path, selection: Selection = WHOLE):
@@ -70,6 +73,8 @@ class CheckpointFile:
         """Whether there may be several state dicts in it."""
         if self.container != "folder":
             return self.container == "pickle"
+        if self._has_flax_weights():
+            return False
         weights = self._weights or (pytorch.weights_of(self.path) if self.config else self.path)
         return weights.suffix not in ("", ".safetensors") and "safetensors" not in weights.name
 
@@ -118,10 +123,12 @@ class CheckpointFile:
             case "folder":
                 if not self.config:
                     return {}, {}
+                if self._has_flax_weights():
+                    return _CONTAINERS["msgpack"].read_for_pytorch(self.path / FLAX), {}
                 weights = self._weights or pytorch.weights_of(self.path)
                 return pytorch.read_weights(weights, state_dict)
-            case "npz":
-                return _CONTAINERS["npz"].read(self.path, self._file), {}
+            case "npz" | "msgpack":
+                return _CONTAINERS[self.container].read(self.path, self._file), {}
             case "safetensors":
                 tensors, metadata = safetensors.read(self.path, self._file)
                 return state_dicts.without_wrappers(tensors), metadata
@@ -129,6 +136,11 @@ class CheckpointFile:
                 content = pickles.read(self.path, self._file)
                 return state_dicts.find_tensors(content, self.path, state_dict), {}
         return {}, {}
+
+    def _has_flax_weights(self) -> bool:
+        """Whether the weights of a folder are Flax's alone."""
+        others = any((self.path / name).exists() for name in pytorch.NAMES)
+        return not others and (self.path / FLAX).exists()
 
 
 def open_once(path: epath.Path, selection: Selection = WHOLE) -> CheckpointFile:
@@ -152,7 +164,7 @@ def _mark(path: epath.Path) -> tuple:
     """Changes when the file, or a folder's config.json or weights, are written again: on a local disk also within a
     second, and with files of the same length.
     """
-    names = (CONFIG, *pytorch.NAMES)
+    names = (CONFIG, FLAX, *pytorch.NAMES)
     files = [path / name for name in names] if path.is_dir() else [path]
     if not places.in_bucket(path):
         for file in path.glob("*.json"):
@@ -173,4 +185,6 @@ def _container(head: bytes, suffix: str) -> str:
         return "safetensors"
     if pytorch.begins_as_pickle(head, suffix):
         return "pickle"
-    return "npz" if head.startswith(_ZIP) else ""
+    if head.startswith(_ZIP):
+        return "npz"
+    return "msgpack" if _CONTAINERS["msgpack"].begins_as_msgpack(head) else ""

@@ -23,7 +23,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
 from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import checkpoint_file, remote
+from vit_jax.interchange import checkpoint_file, remote, script_folders
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.regular import check_regular
 from vit_jax.models import classifier, naming, registry
@@ -206,6 +206,7 @@ def _open(path: epath.PathLike) -> checkpoint_file.CheckpointFile:
     check_regular(path)
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
+    path = script_folders.newest_checkpoint(path)
     return checkpoint_file.open_once(path, name.selection)
 
 
