@@ -448,7 +448,7 @@ class DataSection(_Fields):
     resize: int
     'random crop: the smaller side is first resized to this (default: 256)'
     interpolation: Literal['bilinear', 'bicubic', '']
-    "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it (default: 'bilinear')"
+    "antialiased filter that resizes crops for training and evaluation; '': as init_from has it (default: 'bilinear')"
     repeats: int
     'how many times an example is in a batch, each time with another crop (DeiT: 3) (default: 1)'
     views: _Tuple
@@ -482,7 +482,7 @@ class DataSection(_Fields):
     max_pixels: int
     'an image of more pixels, by its header, counts as unreadable before it takes memory (default: 67108864)'
     max_value: int
-    'the largest value that images of 16 bits have, 4095 where 12 of the bits are used; 0: 65535, with a warning where an image stays below 2^14 (default: 0)'
+    'images of 16 bits: their largest value, 4095 where 12 bits are used; 0: 65535, with a warning below 2^14 (default: 0)'
     on_bad_image: Literal['error', 'skip']
     "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip) (default: 'error')"
     max_bad_images: int

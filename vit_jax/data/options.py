@@ -163,7 +163,7 @@ class Data:
     )
     interpolation: str = option(
         "bilinear",
-        "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it",
+        "antialiased filter that resizes crops for training and evaluation; '': as init_from has it",
         choices=("bilinear", "bicubic", ""),
     )
     repeats: int = option(
@@ -259,8 +259,7 @@ class Data:
     )
     max_value: int = option(
         0,
-        "the largest value that images of 16 bits have, 4095 where 12 of the bits are used; 0: 65535, with a warning "
-        "where an image stays below 2^14",
+        "images of 16 bits: their largest value, 4095 where 12 bits are used; 0: 65535, with a warning below 2^14",
         minimum=0,
         maximum=2**16 - 1,
     )

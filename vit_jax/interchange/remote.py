@@ -66,6 +66,12 @@ def parse_name(name: epath.PathLike) -> Name:
     return Name(_local(place), sha256, Selection(**parameters))
 
 
+def with_ignored(name: str, pattern: str) -> str:
+    """The name of a checkpoint without the tensors whose names match a pattern."""
+    joint = "&" if _PARAMETERS.search(name) else "#"
+    return f"{name}{joint}ignore={pattern}"
+
+
 def timm_address(name: str) -> str:
     """hf://timm/NAME.TAG for a published name of timm, with its tag or without; '' for any other."""
     architecture, _, tag = name.partition(".")

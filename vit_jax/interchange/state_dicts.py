@@ -337,9 +337,9 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
         logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(skipped))
 
 
-def _parts_in_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many parts two names have in common at their beginning."""
-    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+def _parts_in_common(name: Sequence[str], other: Sequence[str]) -> int:
+    """How many parts two names, split at their dots, have in common at the beginning."""
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False))
     return sum(1 for _ in equal)
 
 
