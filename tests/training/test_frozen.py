@@ -6,7 +6,6 @@ import pytest
 
 from tests.models.conftest import parameters, statistics
 from tests.models.test_contract import TINY
-from tests.repeats import slow_unless
 from tests.training.test_step import make_batches
 from vit_jax.base import patterns
 from vit_jax.config import default_config
@@ -52,20 +51,25 @@ def steps(family, **overrides):
     return moved, set(before) - moved, before, after
 
 
-@pytest.mark.parametrize("family", slow_unless({"localvit"}, TINY))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TINY)
 def test_with_a_frozen_body_the_head_alone_changes(family):
     moved, left = moved_by_two_steps(family, **{"optim.freeze": BODY})
     assert moved and all("head" in name for name in moved)
     assert any("head" not in name for name in left)
 
 
-def test_of_a_stack_the_statistics_of_frozen_layers_stay_and_those_of_the_others_move():
-    moved, _, before, after = steps("localvit", **{"optim.freeze": ("layers[:1]/.*",)})
+def test_statistics_of_frozen_norms_and_of_frozen_layers_of_a_stack_stay_and_others_move():
+    freeze = ("layers/mlp/up_norm/.*", "layers[:1]/.*")
+    moved, left, before, after = steps("localvit", **{"optim.freeze": freeze})
     statistics = [name for name in moved if name.endswith(("/mean", "/var"))]
-    assert len(statistics) == 12  # three norms, of the model and of its average
+    assert len(statistics) == 8  # of two norms, of the model and of its average
     for name in statistics:
         np.testing.assert_array_equal(before[name][0], after[name][0])
         assert not np.array_equal(before[name][1], after[name][1])
+    assert {name for name in left if name.endswith("/var")} == {
+        f"{owner}_variables/layers/mlp/up_norm/var" for owner in ("model", "ema")
+    }
 
 
 @pytest.mark.slow
