@@ -24,6 +24,7 @@ TEXT = dict(
     max_position_embeddings=8, bos_token_id=0, eos_token_id=1,
 )  # fmt: skip
 BOTH = dict(vision_config=WIDE, text_config=TEXT)
+PATCHES = {name: size for name, size in WIDE.items() if name != "image_size"} | dict(num_patches=9)
 CONVOLUTIONS = {
     "Bit": dict(depths=[1, 1], hidden_sizes=[256, 512], embedding_size=64),
     "EfficientNet": dict(
@@ -45,6 +46,10 @@ CLASSIFIERS = {
     "Data2VecVisionForImageClassification": ("Data2VecVisionConfig", WIDE),
     "SiglipForImageClassification": ("SiglipConfig", BOTH),
     "CLIPForImageClassification": ("CLIPConfig", BOTH),
+    "Siglip2ForImageClassification": (
+        "Siglip2Config",
+        dict(vision_config=PATCHES, text_config=TEXT),
+    ),
     "BitForImageClassification": ("BitConfig", CONVOLUTIONS["Bit"]),
     "EfficientNetForImageClassification": ("EfficientNetConfig", CONVOLUTIONS["EfficientNet"]),
 }
@@ -80,8 +85,17 @@ def picture(seed=0, side=SIDE):
 
 def their_logits(model, image):
     x = torch.tensor(np.float32(image[None]) / 127.5 - 1).permute(0, 3, 1, 2)
+    inputs = {"pixel_values": x}
+    if model.config.model_type == "siglip2":
+        patch, side = WIDE["patch_size"], SIDE // WIDE["patch_size"]
+        patches = x.reshape(1, 3, side, patch, side, patch).permute(0, 2, 4, 3, 5, 1)
+        inputs = {
+            "pixel_values": patches.reshape(1, side * side, -1),
+            "pixel_attention_mask": torch.ones(1, side * side, dtype=torch.int64),
+            "spatial_shapes": torch.tensor([[side, side]]),
+        }
     with torch.no_grad():
-        return model(x).logits[0]
+        return model(**inputs).logits[0]
 
 
 def assert_answers(prediction, expected):
