@@ -101,7 +101,7 @@ def text(summary: dict) -> str:
         rows.append(("assumed", _assumed(summary["assumed"])))
     if "step" in summary:
         rows += _rows_of_run(summary)
-    return "\n".join(f"{name:<15}{value}" for name, value in rows)
+    return "\n".join(f"{name:<14}{value}" for name, value in rows)
 
 
 def _of_run(folder: epath.Path, description: dict) -> dict:
