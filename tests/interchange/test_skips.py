@@ -31,7 +31,8 @@ LEFT_OUT = {
     r"decoder\..*": "a decoder",
     r"(dino_head|ibot_head|projection_head|projectors?|predictor|prototypes)\..*": "a head of pre-training",
     r"n_averaged|num_averaged|num_updates|(global_)?step|epoch|iterations?|decay": "the script's state",
-    r"((\d+|normali[sz]\w*)\.)?((pixel|image|img|input)_)?(mean|std)": "a normalisation of images",
+    r"((\d+|normali[sz]\w*|(\w+_)?preprocess\w*|transforms?)\.)?((pixel|image|img|input)_)?(mean|std)":
+        "a normalisation of images",
     r"(\w+_)?(metrics?|acc\d*|accuracy|top\d+|f1|auroc|auc|precision|recall|m?iou|jaccard|dice|confmat|confusion)"
     r"(_\w+)?\..*|(.*\.)?(tp|fp|tn|fn|correct|total|confmat)": "metrics",
     r"(aux|\w+_aux)\w*\..*": "an auxiliary head",

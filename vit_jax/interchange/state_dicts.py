@@ -51,7 +51,7 @@ _OF_SCRIPTS = (
         "the script's state",
     ),
     Skip(
-        r"((\d+|normali[sz]\w*)\.)?((pixel|image|img|input)_)?(mean|std)",
+        r"((\d+|normali[sz]\w*|(\w+_)?preprocess\w*|transforms?)\.)?((pixel|image|img|input)_)?(mean|std)",
         "normalises images before the network: set config.data.mean and std to it", "a normalisation of images",
     ),
     Skip(

@@ -9,10 +9,13 @@ and what they are here:
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.conversions import (
     pytorch,
     vit_bare,
@@ -43,7 +46,10 @@ _IN_MEMORY = (
     (rf"{_LAYER}\.attention\.v_proj\.", r"\1.attention.attention.value."),
     (rf"{_LAYER}\.attention\.o_proj\.", r"\1.attention.output.dense."),
     (rf"{_LAYER}\.(relative_position_bias)\.", r"\1.attention.attention.\2."),
+    (rf"{_LAYER}\.mlp\.down_proj\.", r"\1.mlp.weights_out."),
 )
+# In memory DINOv2's gate and what it multiplies are two layers, in files one.
+_GATE, _GATED, _BOTH = ".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.weights_in."
 
 
 class HuggingFace(HuggingFaceConversion):
@@ -53,6 +59,7 @@ class HuggingFace(HuggingFaceConversion):
     renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"), *_IN_MEMORY)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+        shapes = _with_joint_gates(shapes, lambda gate, gated: (gate[0] + gated[0], *gate[1:]))
         if not metadata.get("model_type"):
             return self._recognise_bare(shapes, metadata)
         if metadata["model_type"] not in self.model_types:
@@ -100,6 +107,10 @@ class HuggingFace(HuggingFaceConversion):
         at = next((p for p in prefixes if f"{p}embeddings.cls_token" in result), "")
         parts = ("encoder.", "layernorm.") if at else ()
         return {name: at + new if new.startswith(parts) else new for name, new in result.items()}
+
+    def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """With the layers that files have."""
+        return _with_joint_gates(tensors, _joined)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
@@ -182,6 +193,24 @@ class HuggingFace(HuggingFaceConversion):
         if "config" in layout:
             return vit_towers.changed_fields(config, layout["config"])
         return vit_new_towers.config_json(config, layout["kind"])
+
+
+def _with_joint_gates(tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict:
+    """Tensors, or their shapes, in which a gate and the layer that it multiplies are one, as in DINOv2's files."""
+    result = dict(tensors)
+    for name in tensors:
+        gated = name.replace(_GATE, _GATED)
+        if ".encoder.layer." in f".{name}" and _GATE in name and gated in tensors:
+            result[name.replace(_GATE, _BOTH)] = join(result.pop(name), result.pop(gated))
+    return result
+
+
+def _joined(gate: LazyArray, gated: LazyArray) -> LazyArray:
+    """Two tensors, one after the other, along their first axis."""
+    shape = (gate.shape[0] + gated.shape[0], *gate.shape[1:])
+    return LazyArray(
+        shape, gate.dtype, lambda: np.concatenate([np.asarray(gate), np.asarray(gated)])
+    )
 
 
 def _model_type(config: PublishedViTConfig) -> str:
