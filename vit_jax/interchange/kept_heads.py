@@ -19,7 +19,11 @@ _NAMED = 5  # classes in a message
 
 
 def with_rows_by_name(
-    checkpoint: LoadedCheckpoint, classes: Sequence[str], reset: Iterable[str] | None
+    checkpoint: LoadedCheckpoint,
+    classes: Sequence[str],
+    reset: Iterable[str] | None,
+    *,
+    is_logged: bool = True,
 ) -> LoadedCheckpoint:
     """The checkpoint with the rows of its heads in the order of other classes; zeros for those that it lacks.
 
@@ -29,6 +33,7 @@ def with_rows_by_name(
       checkpoint: its arrays unread.
       classes: of the data to train on; () for a model without a head.
       reset: patterns of the parameters that are re-initialised; `None`: the heads are.
+      is_logged: whether the log says which rows are taken.
 
     Raises:
       ConfigError: the checkpoint has none of these classes.
@@ -38,7 +43,7 @@ def with_rows_by_name(
     if not kept or not own or not classes or own == classes:
         return checkpoint
     if are_numbers(own) or are_numbers(classes):
-        if len(own) == len(classes):
+        if is_logged and len(own) == len(classes):
             logging.warning(
                 "config.init_reset keeps the head, whose rows stay in their order: the classes are called %s in the "
                 "checkpoint and %s in the data, and one side has numbers alone", _listed(own), _listed(classes),
@@ -52,12 +57,15 @@ def with_rows_by_name(
             f"{_listed(own)}, the data has {_listed(classes)}. Name the head in config.init_reset "
             "(\"('head/.*',)\"), or give the data a classes.txt with the checkpoint's names"
         )
-    if new:
+    if is_logged and new:
         logging.warning(
             "config.init_reset keeps the head, and the checkpoint lacks classes of the data, whose rows are zeros: %s",
             _listed(new),
         )
-    logging.info("the head is kept: each class of the data gets the checkpoint's row of its name")
+    if is_logged:
+        logging.info(
+            "the head is kept: each class of the data gets the checkpoint's row of its name"
+        )
     rows = [number.get(name) for name in classes]
 
     def in_order(name: str, leaf: LazyArray) -> LazyArray:

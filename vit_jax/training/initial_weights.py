@@ -30,7 +30,7 @@ def check_fits(assembly: Assembly, classes: Sequence[str] = ()) -> None:
       classes: names of those of the data; () if they are not known.
     """
     like = registry.abstract_weights(assembly.model_config)[1]
-    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes)
+    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes, is_logged=True)
     loading.check_fit(checkpoint, like, assembly.model_config, **_init_options(assembly))
     _own_reset(assembly, assembly.networks.abstract_own())
 
@@ -41,13 +41,16 @@ def read_checkpoint(assembly: Assembly) -> formats.LoadedCheckpoint:
 
 
 def _for_classes(
-    assembly: Assembly, checkpoint: formats.LoadedCheckpoint, classes: Sequence[str]
+    assembly: Assembly,
+    checkpoint: formats.LoadedCheckpoint,
+    classes: Sequence[str],
+    *,
+    is_logged: bool,
 ) -> formats.LoadedCheckpoint:
     """The checkpoint of `config.init_from` with a head for the classes of the data, if it is kept."""
     reset = _init_options(assembly)["reset"]
-    fitted = with_rows_by_name(
-        checkpoint, classes if assembly.model_config.num_classes else (), reset
-    )
+    of_head = classes if assembly.model_config.num_classes else ()
+    fitted = with_rows_by_name(checkpoint, of_head, reset, is_logged=is_logged)
     adapters = assembly.networks.adapters
     if fitted is not checkpoint and adapters:
         in_base = patterns.names(adapters.split(checkpoint.params)[0])
@@ -89,7 +92,7 @@ def start_from(assembly: Assembly, state: TrainState, classes: Sequence[str] = (
       classes: names of those of the data; () if they are not known.
     """
     variables = dict(state.variables)
-    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes)
+    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes, is_logged=False)
     own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
     if jax.tree.leaves(own):
         own = own_weights(assembly, checkpoint, own)
