@@ -2,21 +2,24 @@
 an objective is anchored to. A run that names none of them does not import this.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
+from flax import nnx
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints
+from vit_jax.data.labels.classes import are_numbers
 from vit_jax.interchange import fitting, formats, loading, saved_objectives, tensors_by_name
 from vit_jax.interchange.kept_heads import with_rows_by_name
 from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Anchor
+from vit_jax.objectives.contract import Anchor, Objective
 from vit_jax.objectives.networks import OWN, FixedTeacher
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
@@ -91,11 +94,11 @@ def start_from(assembly: Assembly, state: TrainState, classes: Sequence[str] = (
     Args:
       classes: names of those of the data; () if they are not known.
     """
-    variables = dict(state.variables)
-    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes, is_logged=False)
+    variables, checkpoint = dict(state.variables), read_checkpoint(assembly)
     own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
     if jax.tree.leaves(own):
-        own = own_weights(assembly, checkpoint, own)
+        own = own_weights(assembly, checkpoint, own, classes)
+    checkpoint = _for_classes(assembly, checkpoint, classes, is_logged=False)
     weights = _weights(assembly, checkpoint, state)
     base, params = _split(assembly, weights)
     new = {name: tree for name, tree in state.params.items() if name == ADAPTERS}
@@ -186,13 +189,19 @@ def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
     return split.split(weights.params) if split else (None, weights.params)
 
 
-def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: Weights) -> Weights:
+def own_weights(
+    assembly: Assembly,
+    checkpoint: formats.LoadedCheckpoint,
+    new: Weights,
+    classes: Sequence[str] = (),
+) -> Weights:
     """What the objective owns: the arrays of a checkpoint that it continues with, the others new. What is taken and
     what is re-initialised, and why, is logged.
 
     Args:
       checkpoint: that of `config.init_from`.
       new: newly initialised.
+      classes: names of those of the data; () if they are not known.
     """
     config, objective = assembly.config, assembly.networks.objective
     saved = saved_objectives.find_saved(checkpoint, type(objective), vars(objective.options))
@@ -201,6 +210,10 @@ def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: W
         taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
     else:
         taken, reset = objective.own_from(saved, new)
+    if _are_other_classes(checkpoint.classes or (), classes):
+        for name in _arrays_of_classes(objective) & taken.keys():
+            taken.pop(name)
+            reset[name] = "the data has other classes"
     to_reset, layers = _own_reset(assembly, new)
     for name in list(taken):
         if f"{OWN}/{name}" in to_reset:
@@ -216,6 +229,29 @@ def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: W
         is_logged=False,
     )
     return tensors_by_name.divided(loaded[OWN], new)
+
+
+def _are_other_classes(own: Sequence[str], classes: Sequence[str]) -> bool:
+    """Whether two lists of classes have names, and these differ."""
+    lists = tuple(own), tuple(classes)
+    return lists[0] != lists[1] and not any(not names or are_numbers(names) for names in lists)
+
+
+def _arrays_of_classes(objective: Objective) -> set[str]:
+    """The names of what an objective owns that has a place for each class: its shape would be another for one more."""
+    context = objective.context
+    if not context.num_classes:
+        return set()
+    more = dataclasses.replace(context, num_classes=context.num_classes + 1)
+    other = _own_shapes(type(objective)(objective.options, more))
+    return {name for name, shape in _own_shapes(objective).items() if shape != other[name]}
+
+
+def _own_shapes(objective: Objective) -> dict[str, tuple[int, ...]]:
+    """The shapes of what an objective owns, by name."""
+    modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
+    arrays = patterns.union(*registry.split(modules)[1])
+    return {name: x.shape for name, x in patterns.named(arrays).items()}
 
 
 def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -> str:
