@@ -74,7 +74,7 @@ def define_classes() -> None:
 
 
 def model_options() -> dict:
-    """What --model and --classes say of the checkpoint's model, as `loading.load_run` takes it."""
+    """The values of --model and --classes, as `loading.load_run` takes them."""
     stated = options(FLAGS.model)
     if FLAGS.classes is None:
         return stated

@@ -44,7 +44,8 @@ class CheckpointFile:
     """
 
     def __init__(self, path: epath.Path, selection: Selection = WHOLE):
-        self._weights, self._selection = None, selection
+        self._selection = selection
+        self._weights = None
         if path.name in pytorch.NAMES and (path.parent / CONFIG).exists():
             self._weights, path = path, path.parent
         self.path = path

@@ -38,7 +38,8 @@ def with_rows_by_name(
     Raises:
       ConfigError: the checkpoint has none of these classes.
     """
-    own, classes = tuple(checkpoint.classes or ()), tuple(classes)
+    own = tuple(checkpoint.classes or ())
+    classes = tuple(classes)
     kept = _kept_heads(checkpoint, reset)
     if not kept or not own or not classes or own == classes:
         return checkpoint
@@ -84,7 +85,8 @@ def _kept_heads(checkpoint: LoadedCheckpoint, reset: Iterable[str] | None) -> se
     if reset is None:
         return set()
     heads = patterns.matching([classifier.HEADS], patterns.names(checkpoint.params))
-    arrays, count = patterns.named(checkpoint.params), checkpoint.model_config.num_classes
+    arrays = patterns.named(checkpoint.params)
+    count = checkpoint.model_config.num_classes
     named = set(heads) - set(patterns.matching(reset, heads))
     return {name for name in named if arrays[name].shape[-1] == count}
 
@@ -94,7 +96,8 @@ def _selected(array: LazyArray, rows: Sequence[int | None]) -> LazyArray:
     shape = (*array.shape[:-1], len(rows))
 
     def read() -> np.ndarray:
-        old, new = np.asarray(array), np.zeros(shape, array.dtype)
+        old = np.asarray(array)
+        new = np.zeros(shape, array.dtype)
         for row, number in enumerate(rows):
             if number is not None:
                 new[..., row] = old[..., number]

@@ -314,7 +314,8 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     Raises:
       CheckpointError: some are neither another network's nor of a kind that pre-training needs.
     """
-    names, skipped, unknown = list(names), [], []
+    names = list(names)
+    skipped, unknown = [], []
     of_texts = _OF_TEXTS if "token_embedding.weight" in names else ()
     for name in names:
         if name.startswith(prefix):

@@ -21,7 +21,7 @@ _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _START, _END, _SCAN, _EXIF = 0xD8, 0xD9, 0xDA, 0xE1
 _END_OF_IMAGE = b"\xff\xd9"
 _START_OF_IMAGE = 0xD8FF  # its two bytes as a number, the lower byte first
-# What may follow a scan with a length of its own: tables, a number of lines, another scan, comments.
+# Segments with a length that may follow a scan: tables, a number of lines, another scan, comments.
 _AFTER_SCANS = frozenset((0xC4, 0xCC, _SCAN, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE))
 # Within a scan a byte 0xFF is followed by 0, is a restart or fills up; else it begins a marker.
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -51,7 +51,7 @@ class Header:
 
 
 def read_header(image: bytes, name: str) -> Header:
-    """Reads what stands before the first scan, and finds the end of the image.
+    """Reads the segments before the first scan, and finds the end of the image.
 
     Raises:
       BadImage: it is damaged, or its end is missing.

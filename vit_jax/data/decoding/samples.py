@@ -75,7 +75,7 @@ def to_bytes(samples: np.ndarray, name: str, max_value: int = 0) -> np.ndarray:
 
     Args:
       samples: the numbers of an image.
-      name: what to call it in errors.
+      name: of the image, for errors.
       max_value: the largest value that 16 bits hold in this data, 4095 where 12 of them are used;
         0: 65535, with a warning where an image has no value of 2^14 or more.
 
@@ -108,7 +108,8 @@ def to_bytes(samples: np.ndarray, name: str, max_value: int = 0) -> np.ndarray:
 
 def _highest_bits(samples: np.ndarray, name: str, max_value: int) -> np.ndarray:
     """`to_bytes` of uint16."""
-    high, levels = int(samples.max()), (max_value or _MAX_16_BITS) + 1
+    high = int(samples.max())
+    levels = (max_value or _MAX_16_BITS) + 1
     if max_value and high > max_value:
         raise BadImage(
             name,

@@ -10,7 +10,7 @@ def read_classes(path: str, where: str) -> tuple[str, ...]:
 
     Args:
       path: of the file, local or in a bucket.
-      where: what named it, for messages: '--classes'.
+      where: the flag that names it, for messages: '--classes'.
 
     Raises:
       ConfigError: it is no file of text, or has no names.

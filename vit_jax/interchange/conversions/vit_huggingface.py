@@ -48,8 +48,10 @@ _IN_MEMORY = (
     (rf"{_LAYER}\.(relative_position_bias)\.", r"\1.attention.attention.\2."),
     (rf"{_LAYER}\.mlp\.down_proj\.", r"\1.mlp.weights_out."),
 )
-# In memory DINOv2's gate and what it multiplies are two layers, in files one.
-_GATE, _GATED, _BOTH = ".mlp.gate_proj.", ".mlp.up_proj.", ".mlp.weights_in."
+# In memory DINOv2's gate and the layer that it multiplies are two layers, in files one.
+_GATE = ".mlp.gate_proj."
+_GATED = ".mlp.up_proj."
+_BOTH = ".mlp.weights_in."
 
 
 class HuggingFace(HuggingFaceConversion):

@@ -27,7 +27,7 @@ _NAMES = (
     ("blocks.{layer}.mlp.fc1.", f"{_LAYER}.mlp.0."),
     ("blocks.{layer}.mlp.fc2.", f"{_LAYER}.mlp.3."),
 )
-# Names before version 0.13, and of a head that took the place of its own.
+# Names before version 0.13, and of a new head.
 RENAMED = (
     (r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_1\.", r"\1.0."),
     (r"^(encoder\.layers\.encoder_layer_\d+\.mlp)\.linear_2\.", r"\1.3."),
