@@ -1,5 +1,6 @@
 """The Python API does what the commands do: on images of any kind, on layers, on data, on files."""
 
+import io
 import json
 import pickle
 import pydoc
@@ -61,7 +62,9 @@ def test_an_image_of_any_kind_gets_the_answer_of_the_command(run, workdir, photo
     code, out, _ = command("predict", f"--checkpoint={workdir}", photo, "--topk=3", "--json")
     said = json.loads(out.splitlines()[-1])[0]["predictions"]
     kinds = [photo, str(photo), photo.read_bytes(), Image.open(photo), pixels, jnp.asarray(pixels)]
-    for kind in kinds:
+    file = io.BytesIO(photo.read_bytes())
+    file.seek(0, io.SEEK_END)  # where writing it leaves it
+    for kind in (*kinds, file, bytearray(photo.read_bytes())):
         found = run(kind, topk=3)
         assert isinstance(found, vit_jax.Prediction) and len(found.names) == 3
         assert found.names == tuple(one["class"] for one in said)
@@ -95,6 +98,8 @@ def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
         ),
         (np.zeros((4, 4, 7), np.uint8), BadImage, "7 channels"),
         (3, ConfigError, "the image is of the type int"),
+        (io.StringIO("text"), ConfigError, "the image is a file opened as text: .* mode 'rb'"),
+        (io.BytesIO(), BadImage, "the image cannot be read: it is empty"),
         ([None], ConfigError, "image 0 is of the type NoneType"),
         ({}, ConfigError, "the image is of the type dict"),
     ],

@@ -491,6 +491,8 @@ class DataSection(_Fields):
     'batches kept ready on the devices (default: 2)'
     max_pixels: int
     'an image of more pixels, by its header, counts as unreadable before it takes memory (default: 67108864)'
+    max_value: int
+    'images of 16 bits: their largest value, 4095 where 12 bits are used; 0: 65535, with a warning below 2^14 (default: 0)'
     on_bad_image: Literal['error', 'skip']
     "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip) (default: 'error')"
     max_bad_images: int
@@ -935,6 +937,7 @@ class EvaluateFields(TypedDict, total=False):
     model__remat: Literal['auto', 'none', 'save_products', 'save_attention', 'full'] | None
     model__unroll: int | None
     model__attention: Literal['auto', 'xla', 'cudnn', 'short', 'splash'] | None
+    objective__loss: Literal['softmax', 'sigmoid', 'binary'] | None
     data__name: str
     data__path: str
     data__image_feature: str
@@ -978,6 +981,7 @@ class EvaluateFields(TypedDict, total=False):
     data__cache_gib: float
     data__prefetch: int
     data__max_pixels: int
+    data__max_value: int
     data__on_bad_image: Literal['error', 'skip']
     data__max_bad_images: int
     eval__batch_size: int

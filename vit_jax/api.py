@@ -69,7 +69,7 @@ class Run(TrainedModel):
       step: steps trained.
       directory: of the checkpoint.
       source: what `load_run` was called with.
-      stated: options of the model that were passed to `load_run`.
+      stated: options of the model, and names of its classes, that were passed to `load_run`.
     """
 
     source: str = ""
@@ -107,8 +107,8 @@ class Run(TrainedModel):
         'tabby, tabby cat'
 
         Args:
-          images: a path, the bytes of a file, an image of Pillow, or an array (H, W, C) or (H, W) (uint8, or floats
-            in [0, 1]); or a list of these, of any sizes; or an array (n, H, W, C).
+          images: a path, the bytes of a file, an open file (`BytesIO` too), an image of Pillow, or an array (H, W, C)
+            or (H, W) (uint8, or floats in [0, 1]); or a list of these, of any sizes; or an array (n, H, W, C).
           topk: how many classes, the most probable ones.
           thresholds: how probable the best class has to be for an image to leave at each exit but the last, of a
             model with exits; none: all images go through to the last one.
@@ -326,7 +326,7 @@ class Run(TrainedModel):
 
     def _checkpoint(self, data: Mapping[str, Any]) -> formats.LoadedCheckpoint:
         """What the formats write: the arrays of the model as it is now."""
-        checkpoint = formats.read_checkpoint(self.source, **self.stated)
+        checkpoint = loading.read_model(self.source, self.stated)
         if checkpoint.model_config.image_size != self.model_config.image_size:
             checkpoint = saved_objectives.with_found(checkpoint)
         weights = jax.device_get(registry.split(self.model)[1])
@@ -365,6 +365,7 @@ def load_run(
     *,
     image_size: Size | str | None = None,
     model: Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
     **options: "Unpack[ComputeOptions]",
 ) -> Run:
     """A trained model and what is needed to use it, from a checkpoint of any format.
@@ -379,6 +380,7 @@ def load_run(
       image_size: of the images that the model is to take, where it should be another: positions are interpolated.
       model: options of the model of a checkpoint that is not of ours, where what is recognised is to be another, or
         its file does not say it.
+      classes: names of the classes of such a checkpoint, in the order of its logits, where its file does not say them.
       **options: how the model is computed, where that should differ from the run: `dtype`, and options of the role
         'compute'.
 
@@ -386,7 +388,7 @@ def load_run(
       CheckpointError: there is no checkpoint, it is damaged, or the hub cannot be reached.
       ConfigError: an option has an invalid value.
     """
-    stated = dict(model or {})
+    stated = dict(model or {}) | ({"classes": tuple(classes)} if classes else {})
     run = loading.load_run(source, mesh, model_options=stated or None, **options)
     if image_size is not None:
         run = loading.resized(run, image_size)

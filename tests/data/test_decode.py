@@ -105,6 +105,41 @@ def test_bytes_after_the_end_of_a_jpeg_do_no_harm():
     assert np.array_equal(decode(whole + bytes(1000), name="x"), decode(whole, name="x"))
 
 
+TRAILERS = {
+    "a film": b"\0\0\0\x18ftypmp42" + np.random.default_rng(1).bytes(400_000),
+    "an archive": b"PK\3\4" + np.random.default_rng(3).bytes(60_000),
+    "an image": encode(smooth_image(seed=1), "JPEG"),
+    "an image and a film": encode(smooth_image(seed=1), "JPEG") + b"\xff\xda" * 600,
+    "an image that is cut": encode(smooth_image(seed=1), "JPEG")[:-60],
+    "a progressive image that is cut": encode(smooth_image(), "JPEG", progressive=True)[:-60],
+    "a phone's trailer": b"\0\0\1\x0a\x0e\0\0\0Image_UTC_Data SEFH\0\0SEFT",
+}
+KINDS = {
+    "baseline": {"quality": 95},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 2},
+    "a thumbnail": {"exif": b"Exif\0\0" + encode(smooth_image(12, 16), "JPEG")},
+}
+
+
+@pytest.mark.parametrize("trailer", TRAILERS.values(), ids=TRAILERS)
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_jpeg_is_read_whatever_follows_it_and_refused_where_its_own_data_is_cut(options, trailer):
+    whole = encode(smooth_image(150, 200), "JPEG", **options)
+    assert np.array_equal(decode(whole + trailer, name="x"), decode(whole, name="x"))
+    for kept in (0.4, 0.7, 0.97):
+        with pytest.raises(BadImage, match="its end is missing"):
+            decode(whole[: int(len(whole) * kept)] + trailer, name="x")
+    with pytest.raises(BadImage, match="its end is missing"):
+        decode(whole[:-2] + trailer, name="x")
+
+
+def test_a_cmyk_jpeg_is_read_whatever_follows_it():
+    whole = encode(Image.fromarray(smooth_image()).convert("CMYK"), "JPEG")
+    for trailer in (TRAILERS["a film"], TRAILERS["a film"] + b"\xff\xd9"):
+        assert np.array_equal(decode(whole + trailer, name="x"), decode(whole, name="x"))
+
+
 @pytest.mark.parametrize(
     "data, words",
     [

@@ -15,6 +15,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources
 from vit_jax.data.decoding import decode as decoding
+from vit_jax.data.decoding import samples
 from vit_jax.data.decoding.decode import BadImage, decode
 from vit_jax.data.options import Data
 from vit_jax.training.assembly import resolve
@@ -98,6 +99,38 @@ def test_of_16_bits_the_high_byte_is_taken():
         assert np.array_equal(decode(image, name="x", channels=1)[..., 0], values >> 8)
 
 
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_of_fewer_bits_in_16_the_highest_8_are_taken(bits):
+    values = np.arange(2**bits, dtype=np.uint16).reshape(2, -1)
+    png = cv2.imencode(".png", values)[1].tobytes()
+    size = (2, values.shape[1])
+    config = Data(image_size=size, channels=1, max_value=2**bits - 1, eval_crop="resize")
+    for image in (values, npy(values), tiff(values[..., None]), png):
+        found = decode(image, name="x", channels=1, max_value=2**bits - 1)[..., 0]
+        assert np.array_equal(found, values >> bits - 8)
+        assert np.array_equal(decoding.eval_crop(image, config, name="x")[..., 0], found)
+
+
+def test_a_value_above_the_largest_is_refused():
+    with pytest.raises(BadImage, match=r"go to 4096, above config\.data\.max_value = 4095"):
+        decode(np.uint16([[1, 4096]]), name="x", channels=1, max_value=4095)
+
+
+def test_images_of_16_bits_that_use_fewer_are_warned_of_once_with_the_option(caplog):
+    samples._warned_of.clear()
+    for high, max_value in (
+        (4000, 0),
+        (3000, 0),
+        (16384, 0),
+        (4000, 65535),
+        (4000, 4095),
+        (9000, 0),
+    ):
+        decode(np.uint16([[1, high]]), name="x", channels=1, max_value=max_value)
+    advice = [record.getMessage() for record in caplog.records]
+    assert [line.split("max_value=")[1].split(",")[0] for line in advice] == ["4095", "16383"]
+
+
 def test_floats_are_rounded_to_the_nearest_of_255_levels():
     values = np.linspace(0, 1, 1000, dtype=np.float32).reshape(20, 50)
     found = decode(npy(values), name="x", channels=1)[..., 0]
@@ -118,7 +151,7 @@ def test_truth_values_and_one_bit_pictures_are_black_and_white():
         (np.float32([[0, 255]]), "its values go from 0 to 255: floats must lie within 0 .* and 1"),
         (np.float32([[-0.5, 0.5]]), "its values go from -0.5 to 0.5"),
         (np.float64([[0, np.nan]]), "its values go from nan to nan"),
-        (np.uint16([[0, 255]]), "go to 255 of the 65535 .* would become black"),
+        (np.uint16([[0, 255]]), "go to 255 of 65535, .* would become black"),
         (np.int32([[1, 2]]), "it holds int32: store uint8, uint16, or floats within 0 and 1"),
         (np.zeros((2, 2, 2, 2), np.uint8), r"its shape \(2, 2, 2, 2\) is not \(height, width, ch"),
         (np.zeros((0, 2), np.uint8), r"its shape \(0, 2, 1\) is not"),

@@ -215,6 +215,14 @@ def test_a_pickle_cut_short_is_an_error(weights, tmp_path, zipped, keep):
         formats.read_checkpoint(tmp_path / "b.pth")
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_long_history_beside_the_weights_is_called_so(weights, tmp_path, zipped):
+    content = {"model": weights, "train_losses": [i / 7 for i in range(500_000)]}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="such as a long history of losses. Save the tensors"):
+        formats.read_checkpoint(tmp_path / "a.pth")
+
+
 def test_whole_modules_and_plain_pickles_are_named_for_what_they_are(tmp_path):
     import pickle
 

@@ -116,6 +116,7 @@ def test_whatever_does_not_fit_is_named_at_once_with_both_shapes():
         "  norm: (1, 1, 4) in the file, (1, 1, 8) in the model",
         "  one: of type int32, which float32 cannot hold exactly",
         "  extra (9, 9): in the file, but not in the model",
+        "To read it without some of its tensors, say x.npz#ignore=PATTERN, of their names",
     ]
 
 

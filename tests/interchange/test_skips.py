@@ -30,8 +30,15 @@ LEFT_OUT = {
     r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?": "MAE's decoder",
     r"decoder\..*": "a decoder",
     r"(dino_head|ibot_head|projection_head|projectors?|predictor|prototypes)\..*": "a head of pre-training",
+    r"n_averaged|num_averaged|num_updates|(global_)?step|epoch|iterations?|decay": "the script's state",
+    r"((\d+|normali[sz]\w*|(\w+_)?preprocess\w*|transforms?)\.)?((pixel|image|img|input)_)?(mean|std)":
+        "a normalisation of images",
+    r"(\w+_)?(metrics?|acc\d*|accuracy|top\d+|f1|auroc|auc|precision|recall|m?iou|jaccard|dice|confmat|confusion)"
+    r"(_\w+)?\..*|(.*\.)?(tp|fp|tn|fn|correct|total|confmat)": "metrics",
+    r"(aux|\w+_aux)\w*\..*": "an auxiliary head",
+    r"(?!(cls|main)_)\w+_head\w*\..*": "a second head",
     # Beside the network that a prefix names.
-    r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)": "the script's state",
+    r"(mask_token|queue\w*|center|logit_scale|logit_bias)": "the script's state",
     r"(\w*head\w*|fc|classifier|projectors?|projection|predictor|prototypes|neck)\..*": "a head beside the network",
     r"decoder\w*\..*|decoder_\w+": "a decoder",
     r"(\w*loss\w*|criterion)\..*": "a loss",

@@ -16,7 +16,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.compute import stack
 from vit_jax.devices import meshes
 from vit_jax.models import registry
-from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.batch_norm import BatchNorm, FrozenLayers
 
 CHANNELS = 3
 
@@ -137,3 +137,26 @@ def test_one_value_for_each_channel_has_no_variance():
     with pytest.raises(ConfigError, match=r"one value for each channel.* larger batch_size"):
         norm(jnp.zeros((1, CHANNELS)), training=True)
     assert norm(jnp.zeros((1, CHANNELS)), training=False).shape == (1, CHANNELS)
+
+
+def test_a_frozen_norm_gives_what_it_gives_after_training_and_keeps_its_statistics():
+    rng = np.random.default_rng(0)
+    x, _ = batch(rng, -1)
+    norm = nnx.merge(registry.split(BatchNorm(CHANNELS))[0], *new(-1, rng))
+    exact, before = norm(x, training=False), np.asarray(norm.mean[...])
+    norm.frozen = True
+    np.testing.assert_array_equal(norm(x, training=True), exact)
+    np.testing.assert_array_equal(norm.mean[...], before)
+    assert norm(x[:1, :1, :1], training=True).shape == (1, 1, 1, CHANNELS)  # of one value too
+
+
+def test_frozen_layers_of_a_stack_normalise_by_their_running_statistics_and_others_by_the_batch():
+    x = jnp.asarray(np.random.default_rng(0).normal(2, 3, (8, CHANNELS)), jnp.float32)
+    layers = stack.stack(lambda rngs: BatchNorm(CHANNELS), 2, nnx.Rngs(0))
+    layers.frozen = FrozenLayers(jnp.array([True, False]))
+    layer = lambda norm, x: (norm(x, training=True), None)  # noqa: E731
+    y, _ = stack.scan(layer, layers, x, remat="none", unroll=1)
+    np.testing.assert_allclose(y.mean(0), np.zeros(CHANNELS), atol=1e-5)
+    np.testing.assert_array_equal(layers.mean[0], np.zeros(CHANNELS))
+    between = x / np.sqrt(1 + 1e-5)  # the first layer's running mean is 0, its variance 1
+    np.testing.assert_allclose(layers.mean[1], 0.1 * between.mean(0), rtol=1e-5)

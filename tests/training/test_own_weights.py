@@ -84,7 +84,7 @@ def assembled(case, **changes):
     return assemble(config, num_classes=CASES[case][2], examples_per_epoch=64)
 
 
-def saved(case, workdir):
+def saved(case, workdir, classes=None):
     """A run's checkpoint, as if it had been trained: its workdir, and the arrays in it."""
     assembly, random = assembled(case), np.random.default_rng(0)
 
@@ -92,7 +92,7 @@ def saved(case, workdir):
         return jnp.asarray(3 * random.random(x.shape), x.dtype)
 
     parts = jax.tree.map(drawn, jax.eval_shape(assembly.init, jax.random.key(0)).parts())
-    classes = tuple(map(str, range(CASES[case][2])))
+    classes = classes or tuple(map(str, range(CASES[case][2])))
     description = descriptions.describe(assembly.config, assembly.model_config, classes, 64)
     if assembly.evaluated == "teacher":
         description["evaluated"] = "teacher"
@@ -232,3 +232,20 @@ def test_a_guest_brings_its_weights_home_from_files_of_others(tmp_path):
     found = saved_objectives.find_saved(again, Converted)
     jax.tree.map(np.testing.assert_array_equal, found.read().params, own)
     assert saved_objectives.find_saved(again, Guest) is None
+
+
+def test_what_reads_classes_is_re_initialised_for_data_with_other_classes_of_the_same_number(
+    tmp_path, caplog
+):
+    workdir, parts = saved("segmentation", tmp_path / "run", classes=("sky", "sea", "road"))
+    assembly = assembled("segmentation", init_from=str(workdir))
+    new = jax.jit(assembly.init)(jax.random.key(1))
+    own = parts[f"{assembly.evaluated}_{OWN}"]
+    for classes, kept in ((("sky", "sea", "road"), True), (("road", "sky", "sea"), False)):
+        with caplog.at_level(logging.INFO):
+            state = start_from(assembly, new, classes)
+        heads = (tree["class_head"]["kernel"] for tree in (state.params[OWN], own))
+        assert np.array_equal(*heads) == kept
+        queries = (tree["queries"] for tree in (state.params[OWN], own))
+        np.testing.assert_array_equal(*queries)
+    assert "class_head re-initialised (the data has other classes)" in caplog.text

@@ -119,6 +119,14 @@ def select(
     return whole, {n: mask for n, mask in parts.items() if mask is not None and n not in whole}
 
 
+def selected(patterns: Sequence[str], name: str, shape: Sequence[int]) -> bool | np.ndarray:
+    """Whether patterns select a parameter, or which of its layers, (layers,) bool; see `select`, which checks them."""
+    if matching(patterns, [name]):
+        return True
+    layers = matching_layers(patterns, name, shape[0]) if shape else None
+    return False if layers is None else layers
+
+
 def along(mask: np.ndarray, array: jax.Array) -> np.ndarray:
     """A mask of layers (L,) in the shape that broadcasts against an array (L, …) of all of them."""
     return mask.reshape(-1, *[1] * (array.ndim - 1))

@@ -57,6 +57,30 @@ def define_model() -> None:
     flags.DEFINE_multi_string(
         "model", [], "OPTION=VALUE of the checkpoint's model, where its file does not tell: heads=6"
     )
+    flags.DEFINE_string(
+        "ignore",
+        None,
+        "tensors of the checkpoint's file to skip, a pattern of their names; also FILE#ignore=PATTERN",
+    )
+
+
+def define_classes() -> None:
+    flags.DEFINE_string(
+        "classes",
+        None,
+        "a file with the names of the checkpoint's classes, one a line, in the order of its outputs, where it does not "
+        "state them",
+    )
+
+
+def model_options() -> dict:
+    """The values of --model and --classes, as `loading.load_run` takes them."""
+    stated = options(FLAGS.model)
+    if FLAGS.classes is None:
+        return stated
+    from vit_jax.data.labels.class_files import read_classes
+
+    return stated | {"classes": read_classes(FLAGS.classes, "--classes")}
 
 
 def define_engine() -> None:
@@ -219,11 +243,24 @@ def parse_flags(positional: str = "", *, optional: bool = False) -> list[str]:
     if arguments and not positional:
         raise flags.Error(f"{' '.join(arguments)!r}: nothing is expected here but flags")
     logs.to_stderr()
+    if "ignore" in FLAGS and FLAGS.ignore:
+        arguments = _with_ignored(arguments)
     if "register" in FLAGS and FLAGS.register:
         from vit_jax.recipes import user_files
 
         for path in FLAGS.register:
             user_files.register(path)
+    return arguments
+
+
+def _with_ignored(arguments: list[str]) -> list[str]:
+    """The arguments with --ignore as part of the checkpoint's name, which is the first of them or --checkpoint."""
+    from vit_jax.interchange.remote import with_ignored
+
+    if "checkpoint" not in FLAGS:
+        return [with_ignored(arguments[0], FLAGS.ignore), *arguments[1:]]
+    if FLAGS.checkpoint:
+        FLAGS.checkpoint = with_ignored(FLAGS.checkpoint, FLAGS.ignore)
     return arguments
 
 

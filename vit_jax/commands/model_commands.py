@@ -14,7 +14,7 @@ FLAGS = flags.FLAGS
 
 def evaluate() -> None:
     """Measure accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS] [--follow]
-    [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--classes=FILE] [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
     another format has its own preprocessing, and --config.data names the data. A batch is as large as the run's, unless
@@ -26,6 +26,7 @@ def evaluate() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
+    cli.define_classes()
     flags.DEFINE_list(
         "evaluators",
         [],
@@ -54,9 +55,10 @@ def evaluate() -> None:
             "--engine and --precision are for the classes of one checkpoint: pass them without --follow, --budget and "
             "--threshold"
         )
-    if FLAGS.follow and (FLAGS.model or FLAGS.budget is not None):
+    if FLAGS.follow and (FLAGS.model or FLAGS.classes or FLAGS.budget is not None):
         raise flags.Error(
-            "--follow is for the checkpoints of a run: set it without --model and --budget (--threshold works)"
+            "--follow is for the checkpoints of a run: set it without --model, --classes and --budget (--threshold "
+            "works)"
         )
     if FLAGS.name and not FLAGS.follow:
         raise flags.Error("--name is for --follow: it names the file of the evaluations")
@@ -84,7 +86,7 @@ def evaluate() -> None:
         if FLAGS.follow:
             _follow(settings, process)
             return
-        model_options = cli.options(FLAGS.model)
+        model_options = cli.model_options()
         run, config = load_to_evaluate(
             FLAGS.checkpoint, settings, model_options, needs_data=not FLAGS.suite
         )
@@ -144,7 +146,7 @@ def exits() -> None:
 
 def export() -> None:
     """Write a trained model as a file that runs without vit_jax: --checkpoint=DIR --to=onnx|stablehlo --out=FILE
-    [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN]
+    [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN] [--classes=FILE]
     [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     The file has a program with its weights, which takes cropped images and gives probabilities, or scores of
@@ -155,6 +157,7 @@ def export() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
+    cli.define_classes()
     flags.DEFINE_enum("to", None, ["onnx", "stablehlo"], "what the program is written in")
     flags.DEFINE_string("out", None, "FILE.onnx, or FILE.zip for stablehlo")
     flags.DEFINE_integer("batch_size", 0, "images at a time; 0: any number", lower_bound=0)
@@ -182,14 +185,14 @@ def export() -> None:
         precision=FLAGS.weights,
         images=FLAGS.images,
         settings=settings,
-        model_options=cli.options(FLAGS.model),
+        model_options=cli.model_options(),
     )
     cli.print_result(result, text(result, FLAGS.out))
 
 
 def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
-    [--follow] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--follow] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
     /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
@@ -199,6 +202,7 @@ def serve() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
+    cli.define_classes()
     flags.DEFINE_string(
         "host", "127.0.0.1", "the address to listen on; 0.0.0.0: all of this machine"
     )
@@ -240,7 +244,7 @@ def serve() -> None:
         engine=FLAGS.engine,
         precision=FLAGS.precision,
         settings=settings,
-        model_options=cli.options(FLAGS.model),
+        model_options=cli.model_options(),
     )
 
 

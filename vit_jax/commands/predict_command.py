@@ -17,7 +17,7 @@ FLAGS = flags.FLAGS
 def predict() -> None:
     """Classify images, or write their features or masks: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
     [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER [--words=A,B,C [--word_threshold=0.1]]]
-    [--budget=GFLOPS] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …].
+    [--budget=GFLOPS] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
     are set; --config.data.image_size and --config.model.patch resize the model. An IMAGE is a file, a folder, of
@@ -31,6 +31,7 @@ def predict() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
+    cli.define_classes()
     cli.define_exits()
     cli.define_json()
     cli.define_register()
@@ -127,7 +128,7 @@ def _load(settings: list[tuple[str, str]]) -> "TrainedModel":
     """The model of --checkpoint; images are prepared as `settings` say."""
     from vit_jax.prediction.overrides import load_for_images
 
-    return load_for_images(FLAGS.checkpoint, settings, "predict", cli.options(FLAGS.model))
+    return load_for_images(FLAGS.checkpoint, settings, "predict", cli.model_options())
 
 
 def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:

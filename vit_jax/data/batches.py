@@ -169,7 +169,11 @@ class TrainBatches:
             decode.train_crop(image, variant.data, draws[0], name=name, out=out, label_map=labels)
             return
         pixels = decode.decode(
-            image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
+            image,
+            name=name,
+            channels=self._data.channels,
+            max_pixels=self._data.max_pixels,
+            max_value=self._data.max_value,
         )
         for view in variant.views:
             for number, out in zip(view.numbers, outs[view.name], strict=True):

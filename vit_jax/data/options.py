@@ -274,6 +274,12 @@ class Data:
         minimum=1,
         may_change=True,
     )
+    max_value: int = option(
+        0,
+        "images of 16 bits: their largest value, 4095 where 12 bits are used; 0: 65535, with a warning below 2^14",
+        minimum=0,
+        maximum=2**16 - 1,
+    )
     on_bad_image: str = option(
         "error",
         "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip)",

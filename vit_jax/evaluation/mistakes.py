@@ -47,7 +47,8 @@ def write_pictures(
     for number, place in enumerate(places):
         record = source[int(place)]
         try:
-            pixels = decode(record.image, name=record.name, max_pixels=data.max_pixels)
+            limits = dict(max_pixels=data.max_pixels, max_value=data.max_value)
+            pixels = decode(record.image, name=record.name, **limits)
         except BadImage:  # of other channels than a picture's
             names.append("")
             continue

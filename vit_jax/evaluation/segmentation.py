@@ -102,7 +102,9 @@ class Segmentation(Evaluator):
         try:
             record = self.source[index]
             limits = dict(name=record.name, max_pixels=data.max_pixels)
-            pixels = decode.decode(record.image, channels=data.channels, **limits)
+            pixels = decode.decode(
+                record.image, channels=data.channels, max_value=data.max_value, **limits
+            )
             labels = mask_table(self.source).decode(record.label, size=pixels.shape[:2], **limits)
         except BadImage as error:
             return None, error

@@ -10,6 +10,10 @@ MOST_PICKLED = 2**22  # bytes of a file beside its tensors
 _MOST_KEY = 64  # parts of a key
 
 
+class TooMuch(ValueError):
+    """A file holds more beside its tensors than is read."""
+
+
 class Bounded:
     """A file of pickles, of which `MOST_PICKLED` bytes may be read and no more: each may become an
     object of a hundred bytes.
@@ -29,7 +33,7 @@ class Bounded:
     def _counted(self, content: bytes) -> bytes:
         self._left -= len(content)
         if self._left < 0:
-            raise ValueError(f"beside its tensors it holds more than {MOST_PICKLED:,} bytes")
+            raise TooMuch
         return content
 
 

@@ -15,13 +15,18 @@ from vit_jax.base.lazy_array import LazyArray
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.interchange import pickles, pytorch, safetensors, state_dicts
 from vit_jax.interchange.regular import check_regular
+from vit_jax.interchange.state_dicts import Selection
 
+WHOLE = Selection()
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 _HEAD = 32  # bytes that tell containers apart
 _ZIP = b"PK\3\4"  # how an `.npz` begins
 # Containers that only some formats have.
-_CONTAINERS = LazyTable({"npz": "vit_jax.interchange.npz"})
+_CONTAINERS = LazyTable(
+    {"npz": "vit_jax.interchange.npz", "msgpack": "vit_jax.interchange.flax_msgpack"}
+)
+FLAX = "flax_model.msgpack"  # of a folder of transformers before its version 5
 
 
 class CheckpointFile:
@@ -30,16 +35,17 @@ class CheckpointFile:
 
     Args:
       path: of the file or folder.
-      state_dict: which weights of a pickle, see `state_dicts.find_tensors`.
+      selection: which of its tensors are read.
 
     Attributes:
       path: of the file or folder.
       head: the file's first bytes.
-      container: 'folder', 'npz', 'safetensors' or 'pickle'; '' for none of these.
+      container: 'folder', 'npz', 'msgpack', 'safetensors' or 'pickle'; '' for none of these.
     """
 
-    def __init__(self, path: epath.Path, state_dict: str = ""):
-        self._weights, self._state_dict = None, state_dict
+    def __init__(self, path: epath.Path, selection: Selection = WHOLE):
+        self._selection = selection
+        self._weights = None
         if path.name in pytorch.NAMES and (path.parent / CONFIG).exists():
             self._weights, path = path, path.parent
         self.path = path
@@ -49,16 +55,27 @@ class CheckpointFile:
             self.head = self._file.read(_HEAD)
             self._file.seek(0)
             self.container = _container(self.head, path.suffix)
-        if state_dict and not self._has_several():
+        if selection.state_dict and not self._has_several():
             raise ConfigError(
-                f"{path}#state_dict={state_dict} has no effect: only files of PyTorch (.pth, .bin, …) hold several "
-                "sets of tensors; remove '#state_dict=…'"
+                f"{path}#state_dict={selection.state_dict} has no effect: only files of PyTorch (.pth, .bin, …) hold "
+                "several sets of tensors; remove '#state_dict=…'"
             )
+
+        if selection != WHOLE and not self._has_tensors():
+            raise ConfigError(
+                f"{path}: #prefix=… and #ignore=… have no effect, since it is no file of tensors: remove them"
+            )
+
+    def _has_tensors(self) -> bool:
+        """Whether it is a file of tensors, or a folder with one."""
+        return bool(self.config if self.container == "folder" else self.container)
 
     def _has_several(self) -> bool:
         """Whether there may be several state dicts in it."""
         if self.container != "folder":
             return self.container == "pickle"
+        if self._has_flax_weights():
+            return False
         weights = self._weights or (pytorch.weights_of(self.path) if self.config else self.path)
         return weights.suffix not in ("", ".safetensors") and "safetensors" not in weights.name
 
@@ -98,26 +115,38 @@ class CheckpointFile:
 
     @functools.cached_property
     def _content(self) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+        tensors, metadata = self._whole_content()
+        return self._selection.of(tensors, self.path), metadata
+
+    def _whole_content(self) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
+        state_dict = self._selection.state_dict
         match self.container:
             case "folder":
                 if not self.config:
                     return {}, {}
+                if self._has_flax_weights():
+                    return _CONTAINERS["msgpack"].read_for_pytorch(self.path / FLAX), {}
                 weights = self._weights or pytorch.weights_of(self.path)
-                return pytorch.read_weights(weights, self._state_dict)
-            case "npz":
-                return _CONTAINERS["npz"].read(self.path, self._file), {}
+                return pytorch.read_weights(weights, state_dict)
+            case "npz" | "msgpack":
+                return _CONTAINERS[self.container].read(self.path, self._file), {}
             case "safetensors":
                 tensors, metadata = safetensors.read(self.path, self._file)
                 return state_dicts.without_wrappers(tensors), metadata
             case "pickle":
                 content = pickles.read(self.path, self._file)
-                return state_dicts.find_tensors(content, self.path, self._state_dict), {}
+                return state_dicts.find_tensors(content, self.path, state_dict), {}
         return {}, {}
 
+    def _has_flax_weights(self) -> bool:
+        """Whether the weights of a folder are Flax's alone."""
+        others = any((self.path / name).exists() for name in pytorch.NAMES)
+        return not others and (self.path / FLAX).exists()
 
-def open_once(path: epath.Path, state_dict: str = "") -> CheckpointFile:
+
+def open_once(path: epath.Path, selection: Selection = WHOLE) -> CheckpointFile:
     """What is at a path: the same object as before, if it was opened before and has not changed."""
-    return _open(path, state_dict, _mark(path))
+    return _open(path, selection, _mark(path))
 
 
 def forget() -> None:
@@ -128,15 +157,15 @@ def forget() -> None:
 
 
 @functools.lru_cache(maxsize=2)  # a checkpoint to start from and a teacher
-def _open(path: epath.Path, state_dict: str, mark: tuple) -> CheckpointFile:
-    return CheckpointFile(path, state_dict)
+def _open(path: epath.Path, selection: Selection, mark: tuple) -> CheckpointFile:
+    return CheckpointFile(path, selection)
 
 
 def _mark(path: epath.Path) -> tuple:
     """Changes when the file, or a folder's config.json or weights, are written again: on a local disk also within a
     second, and with files of the same length.
     """
-    names = (CONFIG, *pytorch.NAMES)
+    names = (CONFIG, FLAX, *pytorch.NAMES)
     files = [path / name for name in names] if path.is_dir() else [path]
     if not places.in_bucket(path):
         for file in path.glob("*.json"):
@@ -157,4 +186,6 @@ def _container(head: bytes, suffix: str) -> str:
         return "safetensors"
     if pytorch.begins_as_pickle(head, suffix):
         return "pickle"
-    return "npz" if head.startswith(_ZIP) else ""
+    if head.startswith(_ZIP):
+        return "npz"
+    return "msgpack" if _CONTAINERS["msgpack"].begins_as_msgpack(head) else ""

@@ -1,6 +1,6 @@
-"""The formats `official` (google-research/vision_transformer: `.npz` of ViT, hybrid and Mixer) and `big_vision`
-(`.npz` of ViT, whose blocks may be scanned, of Mixer, and of BiT's ResNets, with big_vision's names or the
-original TensorFlow ones): the names of Flax.
+"""The formats `official` (google-research/vision_transformer: `.npz` and Flax's checkpoints of ViT, hybrid and
+Mixer) and `big_vision` (`.npz` of ViT, whose blocks may be scanned, of Mixer, and of BiT's ResNets, with big_vision's
+names or the original TensorFlow ones): the names of Flax.
 
 What such a file cannot tell, and what is then taken (an override says otherwise): the image size of a
 ResNet or of a ViT with sine-cosine positions, 224 or the next smaller multiple of the patch; activation
@@ -31,6 +31,9 @@ from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOpt
 # optimizer's state.
 _IMAGE = "img/"
 PREFIXES = ("", "params/", "opt/target/", "params/img/", "opt/target/img/")
+# Where a checkpoint of Flax does: (params, optimizer, step), and an optimizer of Flax from before Optax.
+_OF_CHECKPOINTS = (*PREFIXES, "0/", "target/", "optimizer/target/", "params/params/", "0/params/")
+_PREFIXES = {"npz": PREFIXES, "msgpack": _OF_CHECKPOINTS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +52,8 @@ class FlaxFormat:
 
     def recognises(self, file: CheckpointFile) -> bool:
         """Whether the file has the names of this code base. A Mixer's are those of both."""
-        return file.container == "npz" and tensors_by_name.is_found(
-            file, self.name, prefixes=PREFIXES
+        return file.container in _PREFIXES and tensors_by_name.is_found(
+            file, self.name, prefixes=_PREFIXES[file.container]
         )
 
     def read(self, file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
@@ -60,7 +63,10 @@ class FlaxFormat:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
         match = tensors_by_name.find_family(
-            file, self.name, file_header.requested_metadata(request), PREFIXES
+            file,
+            self.name,
+            file_header.requested_metadata(request),
+            _PREFIXES[file.container],
         )
         other = [name for name in file.tensors if not name.startswith(match.prefix)]
         root = match.prefix.removesuffix(_IMAGE)
@@ -73,7 +79,8 @@ class FlaxFormat:
             )  # fmt: skip
         checkpoint = tensors_by_name.read_named(file, match, self.name, request, {})
         checkpoint.extras |= {short: file.tensors[name] for name, short in text.items()}
-        checkpoint.layout["prefix"] = match.prefix
+        if file.container == "npz":
+            checkpoint.layout["prefix"] = match.prefix
         checkpoint.preprocessing = self.preprocessing(checkpoint.model_config.image_size)
         checkpoint.assumed += ("preprocessing",)
         return checkpoint

@@ -23,7 +23,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
 from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import checkpoint_file, remote
+from vit_jax.interchange import checkpoint_file, remote, script_folders
 from vit_jax.interchange.conversions.table import conversions_of
 from vit_jax.interchange.regular import check_regular
 from vit_jax.models import classifier, naming, registry
@@ -110,6 +110,7 @@ class LoadedCheckpoint:
       objective: of a run, what its objective owns, if it owns something.
       run: the run's checkpoint, of ours.
       source: what it was read from.
+      probabilities: the function from logits to them, 'softmax' or 'sigmoid'; '' where the source does not say it.
     """
 
     model_config: classifier.ClassifierConfig
@@ -125,6 +126,16 @@ class LoadedCheckpoint:
     objective: SavedObjective | None = None
     run: SavedRun | None = None
     source: str = ""
+    probabilities: str = ""
+
+
+def probabilities_of(checkpoint: LoadedCheckpoint) -> str:
+    """The function from a checkpoint's logits to probabilities: 'softmax' or 'sigmoid'. Where the source says neither,
+    one logit alone is a sigmoid's: its softmax would be 1, whatever the image.
+    """
+    if checkpoint.probabilities:
+        return checkpoint.probabilities
+    return "sigmoid" if checkpoint.model_config.num_classes == 1 else "softmax"
 
 
 # What comes of a description whose values have other types than any code wrote.
@@ -195,7 +206,8 @@ def _open(path: epath.PathLike) -> checkpoint_file.CheckpointFile:
     check_regular(path)
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
-    return checkpoint_file.open_once(path, name.state_dict)
+    path = script_folders.newest_checkpoint(path)
+    return checkpoint_file.open_once(path, name.selection)
 
 
 def _detect(file: checkpoint_file.CheckpointFile) -> str:

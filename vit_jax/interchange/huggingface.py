@@ -95,6 +95,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             file_header.with_preprocessing(checkpoint, stated), preprocessing=stated
         )
     checkpoint.classes = _classes(file.config, config.num_classes)
+    checkpoint.probabilities = _probabilities(file)
     if file.config:
         checkpoint.layout["config"] = file.config
     return checkpoint
@@ -125,6 +126,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
         names = checkpoint.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
+        if checkpoint.probabilities == "sigmoid":
+            described["problem_type"] = "multi_label_classification"
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
     if processor and described["model_type"] in _NORMALISING:
         normalised = {name: tuple(processor[name]) for name in ("image_mean", "image_std")}
@@ -152,6 +155,17 @@ def _classes(metadata: dict, count: int) -> tuple[str, ...] | None:
     if not count or not given or all(re.fullmatch(r"LABEL_\d+", n) for n in names.values()):
         return None
     return tuple(names[i] for i in range(count))
+
+
+def _probabilities(file: CheckpointFile) -> str:
+    """The function from logits to probabilities, by config.json; '' where it does not say it."""
+    problem = file.config.get("problem_type")
+    if problem == "regression":
+        logging.warning(
+            "%s says problem_type = regression: its outputs are numbers, and not the logits of classes, of which "
+            "probabilities are made here", file.path / CONFIG,
+        )  # fmt: skip
+    return "sigmoid" if problem == "multi_label_classification" else ""
 
 
 def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Preprocessing | None:

@@ -101,9 +101,35 @@ def read_model(
     path: epath.PathLike, model_options: Mapping[str, Any] | None = None
 ) -> formats.LoadedCheckpoint:
     """What is at `path`, unread; see `load_run`."""
-    if model_options and formats.detect(path) == orbax.NAME:
-        raise ConfigError(f"{path} says itself what its model is: leave --model out")
-    return formats.read_checkpoint(path, **model_options or {})
+    options = dict(model_options or {})
+    if options and formats.detect(path) == orbax.NAME:
+        raise ConfigError(
+            f"{path} says itself what its model and its classes are: leave --model and --classes out"
+        )
+    classes = tuple(options.pop("classes", ()))
+    checkpoint = formats.read_checkpoint(path, **options)
+    return _with_classes(checkpoint, classes, path) if classes else checkpoint
+
+
+def _with_classes(
+    checkpoint: formats.LoadedCheckpoint, classes: tuple[str, ...], path: epath.PathLike
+) -> formats.LoadedCheckpoint:
+    """The checkpoint with these names of its classes, in the order of the logits.
+
+    Raises:
+      ConfigError: they are not as many as the model has, or two are the same.
+    """
+    count = checkpoint.model_config.num_classes
+    if len(classes) != count:
+        raise ConfigError(
+            f"{path}: the model has {count} classes, and {len(classes)} names are given for them: give one for each, "
+            "in the order of its outputs"
+        )
+    if twice := [name for name in dict.fromkeys(classes) if classes.count(name) > 1]:
+        raise ConfigError(f"{path}: the name {twice[0]!r} is given to several classes")
+    if checkpoint.classes and tuple(checkpoint.classes) != classes:
+        logging.warning("%s names its classes otherwise than --classes, which is taken", path)
+    return dataclasses.replace(checkpoint, classes=classes)
 
 
 def create_model(
@@ -143,7 +169,7 @@ def load_run(
       path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read_checkpoint`.
       mesh: where the parameters go; by default whole on every device.
       model_options: options of the model of a checkpoint that is not of ours, where what is recognised is to
-        differ, or it is not stored.
+        differ, or it is not stored; and `classes`, their names in the order of the logits.
       **options: how the model is computed, where that should differ from the run: `dtype`, and options of the role
         'compute'.
 

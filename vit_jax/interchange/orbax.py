@@ -29,6 +29,7 @@ from vit_jax.interchange.formats import (
     SavedRun,
     Unmerged,
     configure,
+    probabilities_of,
 )
 from vit_jax.models import naming, registry
 from vit_jax.models.lora import ADAPTERS
@@ -116,6 +117,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         file_header.preprocessing_in(data),
         description.get(LAYOUT, {}),
         variables,
+        probabilities=objectives.probabilities(filled.objective),
         run=SavedRun(folder, description),
         called=filled.model.name,
         assumed=tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
@@ -135,6 +137,8 @@ def described(checkpoint: LoadedCheckpoint) -> tuple[Config, dict]:
     config.data.update(dataclasses.asdict(checkpoint.preprocessing or unknown))
     config.data.image_size = checkpoint.model_config.image_size
     config.data.channels = checkpoint.model_config.channels
+    if probabilities_of(checkpoint) == "sigmoid":
+        config.objective.loss = "sigmoid"
     config = schema.typed(config_class(config), config)
     if checkpoint.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))

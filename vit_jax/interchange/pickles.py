@@ -21,7 +21,13 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.base.lazy_array import LazyArray
-from vit_jax.interchange.bounded_pickle import MOST_PICKLED, Bounded, BoundedUnpickler, Dictionary
+from vit_jax.interchange.bounded_pickle import (
+    MOST_PICKLED,
+    Bounded,
+    BoundedUnpickler,
+    Dictionary,
+    TooMuch,
+)
 from vit_jax.interchange.regular import check_regular
 
 _ZIP = b"PK\3\4"
@@ -104,6 +110,11 @@ def read(path: epath.Path, file: BinaryIO | None = None) -> Any:
         raise CheckpointError(
             f"{path} is not read: it is a pickle with {error} in it, which could run code. Save the tensors alone, "
             "torch.save(model.state_dict(), …), or as .safetensors"
+        ) from None
+    except TooMuch:
+        raise CheckpointError(
+            f"{path} is not read: beside its tensors it holds more than {MOST_PICKLED:,} bytes of other values, such "
+            "as a long history of losses. Save the tensors alone, torch.save(model.state_dict(), …), or as .safetensors"
         ) from None
     except CheckpointError:
         raise

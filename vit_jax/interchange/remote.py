@@ -5,6 +5,8 @@ was downloaded for it. What follows a `#` says more:
     NAME                           of timm, such as vit_base_patch16_224.augreg_in21k: hf://timm/NAME
     https://HOST/FILE#sha256=SUM
     FILE#state_dict=KEY            which weights, of a file with several; after the others also: &state_dict=KEY
+    FILE#prefix=NAME               the tensors whose names begin with NAME., without it
+    FILE#ignore=PATTERN            without the tensors whose names match a regular expression
 """
 
 import dataclasses
@@ -18,9 +20,11 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.interchange.state_dicts import Selection
 from vit_jax.models import published
 
-_PARAMETERS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
+_PARAMETERS = re.compile(r"#((?:sha256|state_dict|prefix|ignore)=[^#]*)$")
+_SELECTING = ("state_dict", "prefix", "ignore")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +34,12 @@ class Name:
     Attributes:
       place: path or address.
       sha256: of the file, in hexadecimal; '' if nobody says.
-      state_dict: which weights of it; '' if nobody says.
+      selection: which of its tensors are read.
     """
 
     place: str
     sha256: str = ""
-    state_dict: str = ""
+    selection: Selection = Selection()
 
 
 def parse_name(name: epath.PathLike) -> Name:
@@ -49,17 +53,23 @@ def parse_name(name: epath.PathLike) -> Name:
     if not match:
         return Name(_local(text))
     parameters = dict(part.partition("=")[::2] for part in match[1].split("&"))
-    if unknown := parameters.keys() - {"sha256", "state_dict"}:
+    if unknown := parameters.keys() - {"sha256", *_SELECTING}:
         raise ConfigError(
-            f"{text}: #{sorted(unknown)[0]}= is not known, only #sha256= and #state_dict="
+            f"{text}: #{sorted(unknown)[0]}= is not known, only #sha256=, #state_dict=, #prefix= and #ignore="
         )
     place = text[: match.start()]
-    parameters["sha256"] = parameters.get("sha256", "").lower()
-    if parameters["sha256"] and not re.fullmatch("[0-9a-f]{64}", parameters["sha256"]):
+    sha256 = parameters.pop("sha256", "").lower()
+    if sha256 and not re.fullmatch("[0-9a-f]{64}", sha256):
         raise ConfigError(f"{text}: #sha256= takes the 64 hexadecimal digits that sha256sum prints")
-    if parameters["sha256"] and not place.startswith(("https://", "http://")):
+    if sha256 and not place.startswith(("https://", "http://")):
         raise ConfigError(f"{text}: #sha256= is for https:// addresses")
-    return Name(_local(place), **parameters)
+    return Name(_local(place), sha256, Selection(**parameters))
+
+
+def with_ignored(name: str, pattern: str) -> str:
+    """The name of a checkpoint without the tensors whose names match a pattern."""
+    joint = "&" if _PARAMETERS.search(name) else "#"
+    return f"{name}{joint}ignore={pattern}"
 
 
 def timm_address(name: str) -> str:

@@ -6,7 +6,9 @@ options. Weights are a dictionary of tensors by name, under one of the keys belo
 says so, any other.
 """
 
+import dataclasses
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,12 +30,41 @@ KEYS = (
 # What scripts and wrappers put before all names of a model.
 _BEFORE = (
     "ema", "model_ema", "ema_model", "teacher", "momentum_encoder", "module", "model", "backbone", "encoder",
-    "net", "network", "student", "base_encoder",
+    "net", "network", "student", "base_encoder", "visual", "trunk",
 )  # fmt: skip
 # Parts of names that compilers and wrappers of layers leave anywhere in them.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# What CLIP has of its text tower, without a name before it.
+_OF_TEXTS = (
+    "token_embedding",
+    "positional_embedding",
+    "transformer",
+    "ln_final",
+    "text_projection",
+)
 _MOST_VISITS = 10_000  # dictionaries; one may be in several others
 _DEPTH = 3  # how deep dictionaries of dictionaries are searched
+# What wrappers and scripts keep among a model's tensors, within its prefix or beside it.
+_OF_SCRIPTS = (
+    Skip(
+        r"n_averaged|num_averaged|num_updates|(global_)?step|epoch|iterations?|decay", "counts the script's steps",
+        "the script's state",
+    ),
+    Skip(
+        r"((\d+|normali[sz]\w*|(\w+_)?preprocess\w*|transforms?)\.)?((pixel|image|img|input)_)?(mean|std)",
+        "normalises images before the network: set config.data.mean and std to it", "a normalisation of images",
+    ),
+    Skip(
+        r"(\w+_)?(metrics?|acc\d*|accuracy|top\d+|f1|auroc|auc|precision|recall|m?iou|jaccard|dice|confmat|confusion)"
+        r"(_\w+)?\..*|(.*\.)?(tp|fp|tn|fn|correct|total|confmat)",
+        "counts right and wrong answers", "metrics",
+    ),
+    Skip(r"(aux|\w+_aux)\w*\..*", "reads the network for a loss beside", "an auxiliary head"),
+)  # fmt: skip
+# Of a model that has its own head, `head`.
+_MORE_HEADS = (
+    Skip(r"(?!(cls|main)_)\w+_head\w*\..*", "reads what the network gives", "a second head"),
+)  # fmt: skip
 # What pre-training needs beside the network that it trains; no part of a model. MAE's decoder is handed on, and its
 # positions are compared there (`mae_conversion`).
 EXTRAS = (
@@ -44,20 +75,80 @@ EXTRAS = (
         r"(dino_head|ibot_head|projection_head|projectors?|predictor|prototypes)\..*",
         "reads features for a loss without labels", "a head of pre-training",
     ),
+    *_OF_SCRIPTS,
 )  # fmt: skip
 # The same beside the network that a prefix names.
 BESIDE = (
     Skip(
-        r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
-        "state of pre-training", "the script's state",
+        r"(mask_token|queue\w*|center|logit_scale|logit_bias)", "state of pre-training", "the script's state",
     ),
+    *_OF_SCRIPTS,
     Skip(
         r"(\w*head\w*|fc|classifier|projectors?|projection|predictor|prototypes|neck)\..*",
         "reads what the network gives", "a head beside the network",
     ),
     Skip(r"decoder\w*\..*|decoder_\w+", "predicts hidden patches", "a decoder"),
+    Skip(r"text\..*", "reads texts, not images", "the text tower"),
     Skip(r"(\w*loss\w*|criterion)\..*", "state of a loss", "a loss"),
 )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which tensors of a file are read: what the user says behind its name, after a '#'.
+
+    Attributes:
+      state_dict: the key under which they are, see `find_tensors`.
+      prefix: what stands before all names of the model; others are skipped.
+      ignore: a pattern of names to skip, with or without what stands before all names.
+    """
+
+    state_dict: str = ""
+    prefix: str = ""
+    ignore: str = ""
+
+    def of(self, tensors: dict[str, LazyArray], path: epath.Path) -> dict[str, LazyArray]:
+        """The tensors to read, by their names without the prefix.
+
+        Raises:
+          ConfigError: no name begins with the prefix, or matches the pattern, or it is no pattern.
+        """
+        if self.prefix:
+            before = f"{self.prefix.removesuffix('.')}."
+            chosen = {n.removeprefix(before): t for n, t in tensors.items() if n.startswith(before)}
+            if not chosen:
+                raise ConfigError(
+                    f"{path}#prefix={self.prefix}: no tensor's name begins with {before!r}; there are "
+                    f"{listed(sorted(tensors), 6)}"
+                )
+            _log_skipped(path, tensors, [f"{before}{name}" for name in chosen])
+            tensors = chosen
+        if self.ignore:
+            pattern = _pattern(self.ignore, path)
+            chosen = {n: t for n, t in tensors.items() if not pattern.fullmatch(n)}
+            if len(chosen) == len(tensors):
+                raise ConfigError(
+                    f"{path}#ignore={self.ignore}: no tensor is called so; a pattern must match a whole name, and "
+                    f"there are {listed(sorted(tensors), 6)}"
+                )
+            _log_skipped(path, tensors, chosen)
+            tensors = chosen
+        return tensors
+
+
+def _pattern(text: str, path: epath.Path) -> re.Pattern:
+    try:
+        return re.compile(rf"(.*\.)?(?:{text})")
+    except re.error as error:
+        raise ConfigError(f"{path}#ignore={text} is not a regular expression: {error}") from error
+
+
+def _log_skipped(path: epath.Path, tensors: Iterable[str], chosen: Iterable[str]) -> None:
+    """Logs which tensors are skipped as the user says."""
+    kept = set(chosen)
+    skipped = [name for name in tensors if name not in kept]
+    if skipped:
+        logging.info("%s: skipped, as its name says: %s", path, listed(skipped))
 
 
 def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, LazyArray]:
@@ -135,8 +226,10 @@ def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 
 def prefixes(names: Iterable[str]) -> list[str]:
     """What may stand before all names of a model, in the order in which to look: nothing, else what
-    begins with an average's name, else what most names begin with.
+    begins with an average's name, else what most names begin with; and then any other beginning of more
+    than half of the names, the shortest first.
     """
+    names = list(names)
     counts: dict[str, int] = {}
     for name in names:
         before = ""
@@ -149,7 +242,17 @@ def prefixes(names: Iterable[str]) -> list[str]:
     def order(prefix: str) -> tuple[int, int]:
         return min(_BEFORE.index(part) for part in prefix.split(".")[:-1]) // 5, -counts[prefix]
 
-    return ["", *sorted(counts, key=order)]
+    known = ["", *sorted(counts, key=order)]
+    return [*known, *(before for before in _common(names) if before not in known)]
+
+
+def _common(names: Sequence[str]) -> list[str]:
+    """The beginnings, up to a dot, of more than half of the names."""
+    counts: dict[str, int] = {}
+    for name in names:
+        for dot in (match.end() for match in re.finditer(r"\.", name)):
+            counts[name[:dot]] = counts.get(name[:dot], 0) + 1
+    return sorted((before for before, n in counts.items() if 2 * n > len(names)), key=len)
 
 
 def left_out(
@@ -170,7 +273,8 @@ def left_out(
     """
     skipped = matching(own, tensors)
     has_place = {*known, *skipped}
-    skipped |= matching(EXTRAS, [name for name in tensors if name not in has_place])
+    extras = [*EXTRAS, *(_MORE_HEADS if config.num_classes else ())]
+    skipped |= matching(extras, [name for name in tensors if name not in has_place])
     if skipped:
         logging.info("%s: skipped, not part of the model: %s", path, skips.text(skipped))
     skips.check_computed(skipped, tensors, config, path)
@@ -210,25 +314,34 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
     Raises:
       CheckpointError: some are neither another network's nor of a kind that pre-training needs.
     """
+    names = list(names)
     skipped, unknown = [], []
+    of_texts = _OF_TEXTS if "token_embedding.weight" in names else ()
     for name in names:
         if name.startswith(prefix):
             continue
         parts = name.split(".")
         own = next((i for i, part in enumerate(parts) if part not in _BEFORE), len(parts) - 1)
+        own = max(own, _parts_in_common(parts[:-1], prefix.split(".")))
         rest = ".".join(parts[own:])
         network = own and not prefix.startswith(".".join(parts[:own]) + ".")
-        if network or matching(BESIDE, [rest]):
+        if network or matching(BESIDE, [rest]) or parts[0] in of_texts:
             skipped.append(name)
         else:
             unknown.append(name)
     if unknown:
         raise CheckpointError(
             f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
-            f"{listed(unknown)}"
+            f"{listed(unknown)}. To read the model without them, say {path}#prefix={prefix.removesuffix('.')}"
         )
     if skipped:
         logging.info("%s: skipped, beside the model %s: %s", path, prefix, listed(skipped))
+
+
+def _parts_in_common(name: Sequence[str], other: Sequence[str]) -> int:
+    """How many parts two names, split at their dots, have in common at the beginning."""
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False))
+    return sum(1 for _ in equal)
 
 
 def listed(names: list[str], most: int = 12) -> str:

@@ -13,6 +13,10 @@ from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 
 _SHOWN_CLASSES = 10
+_ANSWERS = {
+    "softmax": "softmax: an image is of one class",
+    "sigmoid": "sigmoid: an image may be of several classes, or of none",
+}
 
 
 def summarize(path: epath.PathLike, **overrides) -> dict:
@@ -25,10 +29,11 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
 
     Returns:
       `path`, `format`, `model_name` (see `naming.full_name`), `model` (its nearest name and all
-      options), `parameters`, `classes` (`None` where the file does not say), `preprocessing` (the
-      same), `assumed` (values that no file contains, by name: options of the model, fields of the
-      preprocessing, how classes are named). Of a run also `step`, `metrics` (of its last evaluation, if
-      it is done), `best`, `data`, `training_examples`, `init_from`, `adapters` and `versions`.
+      options), `parameters`, `classes` (`None` where the file does not say), `probabilities` (softmax or
+      sigmoid; `None` without a head), `preprocessing` (`None` where the file does not say), `assumed`
+      (values that no file contains, by name: options of the model, fields of the preprocessing, how
+      classes are named). Of a run also `step`, `metrics` (of its last evaluation, if it is done), `best`,
+      `data`, `training_examples`, `init_from`, `adapters` and `versions`.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
@@ -46,6 +51,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
         },
         "parameters": registry.count_parameters(config),
         "classes": None if checkpoint.classes is None else list(checkpoint.classes),
+        "probabilities": formats.probabilities_of(checkpoint) if config.num_classes else None,
         "preprocessing": prepared and dataclasses.asdict(prepared),
         "assumed": assumed(checkpoint),
     }
@@ -88,6 +94,8 @@ def text(summary: dict) -> str:
     """`summarize`'s result for a person."""
     rows = [("checkpoint", f"{summary['path']} ({summary['format']})"), ("model", _model(summary))]
     rows += [("", _options(summary["model"])), ("classes", _classes(summary["classes"]))]
+    if summary["probabilities"]:
+        rows.append(("probabilities", _ANSWERS[summary["probabilities"]]))
     rows.append(("images", _images(summary["preprocessing"])))
     if summary["assumed"]:
         rows.append(("assumed", _assumed(summary["assumed"])))

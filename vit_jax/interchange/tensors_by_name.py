@@ -157,7 +157,7 @@ def read_named(
     known = translation.specs(table, patterns.union(*like))
     left_out = state_dicts.left_out(recognised.left_out, tensors, known, config, path)
     state_dicts.refuse_lost_positions(recognised.left_out, file.tensors, match.prefix, config, path)
-    if match.prefix and file.container != "npz":
+    if match.prefix and file.container not in ("npz", "msgpack"):
         state_dicts.check_beside(file.tensors, match.prefix, path)
     wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]
     if wide:

@@ -63,7 +63,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         first = ", ".join(sorted(file.tensors)[:3]) or "nothing"
         raise CheckpointError(
             f"{file.path} holds no model with timm's names, nor with those of the authors of a family: it has "
-            f"{first}, …. Of a Hugging Face model give the folder with its config.json"
+            f"{first}, …. Of a Hugging Face model give the folder with its config.json; if something stands before the "
+            f"names, say {file.path}#prefix=NAME"
         )
     checkpoint = file_header.with_header(
         tensors_by_name.read_named(file, match, NAME, request, stated), file

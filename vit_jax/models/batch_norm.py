@@ -30,6 +30,10 @@ def with_fixed_statistics(config):
     return dataclasses.replace(config, fixed_statistics=True)
 
 
+class FrozenLayers(nnx.Variable):
+    """Which layers of a stack of batch norms are frozen: (layers,) bool, of one layer a scalar."""
+
+
 class BatchNorm(nnx.Module):
     """Batch norm as PyTorch defines it: running statistics are averaged with weight `momentum` for
     the newest batch, of its variance the unbiased estimate.
@@ -37,8 +41,16 @@ class BatchNorm(nnx.Module):
     With `accumulate`, each part of the batch is normalised by itself and moves the running statistics,
     as passing the parts to PyTorch one after the other would.
 
+    A frozen one normalises by its running statistics in training too, and keeps them: an image's output is that
+    of the checkpoint, and does not depend on the rest of the batch.
+
+    Attributes:
+      frozen: whether it is frozen, or which layers of a stack are.
+
     Parameters: `scale`, `bias` (C,); not trained: `mean`, `var` (C,). All float32.
     """
+
+    frozen: bool | FrozenLayers = False
 
     def __init__(
         self, channels: int, *, epsilon: float = 1e-5, momentum: float = 0.1, axis: int = -1
@@ -59,7 +71,7 @@ class BatchNorm(nnx.Module):
         """
         scale, bias = self.scale[...], self.bias[...]
         options = {"axis": self.axis, "epsilon": self.epsilon}
-        if not training:
+        if not training or self.frozen is True:
             return norms.normalise_by(x, self.mean[...], self.var[...], scale, bias, **options)
         count = x.size // x.shape[self.axis]
         if count == 1:
@@ -68,10 +80,18 @@ class BatchNorm(nnx.Module):
                 "with a larger batch_size or image_size, or with model.fixed_statistics=True"
             )
         y, mean, variance = norms.batch_norm(x, scale, bias, **options)
-        self._average(self.mean, mean)
-        self._average(self.var, variance * (count / (count - 1)))
+        if isinstance(self.frozen, FrozenLayers):
+            is_frozen = self.frozen[...]
+            fixed = norms.normalise_by(x, self.mean[...], self.var[...], scale, bias, **options)
+            y = jnp.where(is_frozen, fixed, y)
+            momentum = jnp.where(is_frozen, 0.0, self.momentum)
+        else:
+            momentum = self.momentum
+        _average(self.mean, mean, momentum)
+        _average(self.var, variance * (count / (count - 1)), momentum)
         return y
 
-    def _average(self, running: nnx.Variable, newest: jax.Array) -> None:
-        now = running[...]
-        running.set_value(now + self.momentum * (newest.astype(now.dtype) - now))
+
+def _average(running: nnx.Variable, newest: jax.Array, momentum: float | jax.Array) -> None:
+    now = running[...]
+    running.set_value(now + momentum * (newest.astype(now.dtype) - now))

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -131,9 +131,9 @@ def check_one_size(data: Data, what: str) -> None:
         )
 
 
-ImageFile = (
-    str | os.PathLike | bytes | Image.Image
-)  # a path, the bytes of a file, an image of Pillow
+# A path, the bytes of a file, a file that is open or in memory, an image of Pillow.
+ImageFile = str | os.PathLike | bytes | bytearray | memoryview | BinaryIO | Image.Image
+_ONE_IMAGE = (Image.Image, str, os.PathLike, bytes, bytearray, memoryview)
 Pixels = np.ndarray | jax.Array  # (H, W, C) or (H, W); of several images (n, H, W, C)
 ImageLike = ImageFile | Pixels
 
@@ -148,7 +148,8 @@ def named_images(images: ImageLike | Iterable[ImageLike]) -> tuple[list[Named], 
       ConfigError: something is no image of these kinds.
     """
     is_array = isinstance(images, np.ndarray | jax.Array)
-    if isinstance(images, Image.Image | str | os.PathLike | bytes) or is_array and images.ndim < 4:
+    is_file = isinstance(images, _ONE_IMAGE) or _is_open_file(images)
+    if is_file or is_array and images.ndim < 4:
         return [_named_image(images, "the image")], True
     if not isinstance(images, Iterable) or isinstance(
         images, Mapping
@@ -183,17 +184,42 @@ def _named_image(image: ImageLike, name: str) -> Named:
             return Named(_known(os.fspath(image)))
         case bytes() | np.ndarray():
             return Named(name, image)
+        case bytearray() | memoryview():
+            return Named(name, bytes(image))
         case jax.Array():
             return Named(name, np.asarray(image))
         case Image.Image():
             return Named(name, pillow_pixels(image))
+    if _is_open_file(image):
+        return Named(name, _content_of(image, name))
     raise _no_image(image, name)
+
+
+def _is_open_file(image: object) -> bool:
+    """Whether it is a file that is open, or one in memory such as a `BytesIO`."""
+    return callable(getattr(image, "read", None)) and callable(getattr(image, "seek", None))
+
+
+def _content_of(file: BinaryIO, name: str) -> bytes:
+    """All bytes of an open file, wherever it stands.
+
+    Raises:
+      ConfigError: it was opened as text, or cannot be read.
+    """
+    try:
+        file.seek(0)
+        content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # closed, a pipe, or text that is none
+        raise ConfigError(f"{name} is an open file that cannot be read: {error}") from error
+    if not isinstance(content, bytes):
+        raise ConfigError(f"{name} is a file opened as text: open it with mode 'rb'")
+    return content
 
 
 def _no_image(image: object, name: str) -> ConfigError:
     return ConfigError(
-        f"{name} is of the type {type(image).__name__}: pass a path, the bytes of a file, an image of Pillow, or "
-        "an array (height, width, channels)"
+        f"{name} is of the type {type(image).__name__}: pass a path, the bytes of a file, an open file, an image of "
+        "Pillow, or an array (height, width, channels)"
     )
 
 

@@ -158,7 +158,9 @@ def segment(
 
     def read(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
-            limits = dict(channels=data.channels, max_pixels=data.max_pixels)
+            limits = dict(
+                channels=data.channels, max_pixels=data.max_pixels, max_value=data.max_value
+            )
             return file, decode(file.read_content(), name=file.name, **limits)
         except BadImage as error:
             return file, error

@@ -67,7 +67,8 @@ def _decode(file: bytes, settings: Settings) -> np.ndarray:
     data = settings.data
     if not settings.whole:
         return eval_crop(file, data, name="sent")
-    pixels = decode(file, name="sent", channels=data.channels, max_pixels=data.max_pixels)
+    limits = {"max_pixels": data.max_pixels, "max_value": data.max_value}
+    pixels = decode(file, name="sent", channels=data.channels, **limits)
     height, width, channels = pixels.shape
     scale = math.sqrt(settings.whole / (height * width))
     if scale >= 1:

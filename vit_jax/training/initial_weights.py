@@ -2,38 +2,67 @@
 an objective is anchored to. A run that names none of them does not import this.
 """
 
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
+from flax import nnx
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints
+from vit_jax.data.labels.classes import are_numbers
 from vit_jax.interchange import fitting, formats, loading, saved_objectives, tensors_by_name
-from vit_jax.models import registry
+from vit_jax.interchange.kept_heads import with_rows_by_name
+from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Anchor
+from vit_jax.objectives.contract import Anchor, Objective
 from vit_jax.objectives.networks import OWN, FixedTeacher
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 
 
-def check_fits(assembly: Assembly) -> None:
-    """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
+def check_fits(assembly: Assembly, classes: Sequence[str] = ()) -> None:
+    """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them.
+
+    Args:
+      classes: names of those of the data; () if they are not known.
+    """
     like = registry.abstract_weights(assembly.model_config)[1]
-    loading.check_fit(
-        read_checkpoint(assembly), like, assembly.model_config, **_init_options(assembly)
-    )
+    checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes, is_logged=True)
+    loading.check_fit(checkpoint, like, assembly.model_config, **_init_options(assembly))
     _own_reset(assembly, assembly.networks.abstract_own())
 
 
 def read_checkpoint(assembly: Assembly) -> formats.LoadedCheckpoint:
     """The checkpoint of `config.init_from`, its arrays unread."""
     return formats.read_checkpoint(assembly.config.init_from, hints=vars(assembly.model_config))
+
+
+def _for_classes(
+    assembly: Assembly,
+    checkpoint: formats.LoadedCheckpoint,
+    classes: Sequence[str],
+    *,
+    is_logged: bool,
+) -> formats.LoadedCheckpoint:
+    """The checkpoint of `config.init_from` with a head for the classes of the data, if it is kept."""
+    reset = _init_options(assembly)["reset"]
+    of_head = classes if assembly.model_config.num_classes else ()
+    fitted = with_rows_by_name(checkpoint, of_head, reset, is_logged=is_logged)
+    adapters = assembly.networks.adapters
+    if fitted is not checkpoint and adapters:
+        in_base = patterns.names(adapters.split(checkpoint.params)[0])
+        if patterns.matching([classifier.HEADS], in_base):
+            raise ConfigError(
+                "the data has other classes than the checkpoint of config.init_from, and config.lora.also does not "
+                "train the head: name it there (\"('head/.*',)\")"
+            )
+    return fitted
 
 
 def _init_options(assembly: Assembly) -> dict:
@@ -58,14 +87,18 @@ def _own_reset(assembly: Assembly, like: Weights) -> tuple[set[str], dict[str, n
     )
 
 
-def start_from(assembly: Assembly, state: TrainState) -> TrainState:
+def start_from(assembly: Assembly, state: TrainState, classes: Sequence[str] = ()) -> TrainState:
     """`state` with the weights of `config.init_from` in place of the new ones, except those to reset; those that
     the objective owns too, if the checkpoint has them.
+
+    Args:
+      classes: names of those of the data; () if they are not known.
     """
     variables, checkpoint = dict(state.variables), read_checkpoint(assembly)
     own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
     if jax.tree.leaves(own):
-        own = own_weights(assembly, checkpoint, own)
+        own = own_weights(assembly, checkpoint, own, classes)
+    checkpoint = _for_classes(assembly, checkpoint, classes, is_logged=False)
     weights = _weights(assembly, checkpoint, state)
     base, params = _split(assembly, weights)
     new = {name: tree for name, tree in state.params.items() if name == ADAPTERS}
@@ -156,13 +189,19 @@ def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
     return split.split(weights.params) if split else (None, weights.params)
 
 
-def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: Weights) -> Weights:
+def own_weights(
+    assembly: Assembly,
+    checkpoint: formats.LoadedCheckpoint,
+    new: Weights,
+    classes: Sequence[str] = (),
+) -> Weights:
     """What the objective owns: the arrays of a checkpoint that it continues with, the others new. What is taken and
     what is re-initialised, and why, is logged.
 
     Args:
       checkpoint: that of `config.init_from`.
       new: newly initialised.
+      classes: names of those of the data; () if they are not known.
     """
     config, objective = assembly.config, assembly.networks.objective
     saved = saved_objectives.find_saved(checkpoint, type(objective), vars(objective.options))
@@ -171,6 +210,10 @@ def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: W
         taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
     else:
         taken, reset = objective.own_from(saved, new)
+    if _are_other_classes(checkpoint.classes or (), classes):
+        for name in _arrays_of_classes(objective) & taken.keys():
+            taken.pop(name)
+            reset[name] = "the data has other classes"
     to_reset, layers = _own_reset(assembly, new)
     for name in list(taken):
         if f"{OWN}/{name}" in to_reset:
@@ -186,6 +229,29 @@ def own_weights(assembly: Assembly, checkpoint: formats.LoadedCheckpoint, new: W
         is_logged=False,
     )
     return tensors_by_name.divided(loaded[OWN], new)
+
+
+def _are_other_classes(own: Sequence[str], classes: Sequence[str]) -> bool:
+    """Whether two lists of classes have names, and these differ."""
+    lists = tuple(own), tuple(classes)
+    return lists[0] != lists[1] and not any(not names or are_numbers(names) for names in lists)
+
+
+def _arrays_of_classes(objective: Objective) -> set[str]:
+    """The names of what an objective owns that has a place for each class: its shape would be another for one more."""
+    context = objective.context
+    if not context.num_classes:
+        return set()
+    more = dataclasses.replace(context, num_classes=context.num_classes + 1)
+    other = _own_shapes(type(objective)(objective.options, more))
+    return {name for name, shape in _own_shapes(objective).items() if shape != other[name]}
+
+
+def _own_shapes(objective: Objective) -> dict[str, tuple[int, ...]]:
+    """The shapes of what an objective owns, by name."""
+    modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
+    arrays = patterns.union(*registry.split(modules)[1])
+    return {name: x.shape for name, x in patterns.named(arrays).items()}
 
 
 def _summary(objective: str, taken: Collection[str], reset: Mapping[str, str]) -> str:

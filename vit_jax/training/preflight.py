@@ -75,7 +75,7 @@ def check_run(
         if config.init_from:
             from vit_jax.training.initial_weights import check_fits
 
-            check_fits(assembly)
+            check_fits(assembly, source.classes if source is not None else ())
     if suite is not None:
         _rehearse(suite)
         _check_best(config, suite)

@@ -84,7 +84,7 @@ class Start:
             if self.assembly.config.init_from:
                 from vit_jax.training.initial_weights import start_from
 
-                state = start_from(self.assembly, state)
+                state = start_from(self.assembly, state, self.description["classes"])
             state = _with_anchor(self.assembly, state)
         self._check_base(state)
         return self._with_teachers(state)

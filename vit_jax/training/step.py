@@ -3,6 +3,7 @@ and tests.
 """
 
 import concurrent.futures
+import contextlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -19,7 +20,7 @@ from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved, permuted
 from vit_jax.devices import meshes
 from vit_jax.models.contract import images_of, size_and_patch
-from vit_jax.objectives.contract import Batch
+from vit_jax.objectives.contract import Batch, Learner
 from vit_jax.objectives.networks import OWN, Networks, model_part
 from vit_jax.optim.options import Optim, is_of_matrices, takes_two_gradients
 from vit_jax.training.state import ANCHOR, TrainState, shardings_of
@@ -104,13 +105,10 @@ def make_gradient(
 
     def stop_if_frozen(name: str, param: jax.Array) -> jax.Array:
         # Frozen parameters are not differentiated: a linear probe costs a forward pass.
-        freeze = config.optim.freeze
-        if patterns.matching(freeze, [name]):
-            return jax.lax.stop_gradient(param)
-        layers = patterns.matching_layers(freeze, name, len(param)) if param.ndim else None
-        if layers is None:
-            return param
-        return jnp.where(patterns.along(layers, param), jax.lax.stop_gradient(param), param)
+        frozen = patterns.selected(config.optim.freeze, name, param.shape)
+        if isinstance(frozen, bool):
+            return jax.lax.stop_gradient(param) if frozen else param
+        return jnp.where(patterns.along(frozen, param), jax.lax.stop_gradient(param), param)
 
     def gradient(state: TrainState, batch: Batch):
         on_devices = networks.for_devices().for_batch(batch)
@@ -121,7 +119,8 @@ def make_gradient(
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
             trained = patterns.map_named(stop_if_frozen, params)
             learner = state.learner(on_devices, params=trained, variables=variables)
-            loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
+            with _frozen_statistics(learner, params, networks, config.optim):
+                loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
             means = {name: jnp.mean(value) for name, value in metrics.items()}
             variables = on_devices.variables_of(learner, variables)
             mean = jnp.mean(loss)
@@ -143,6 +142,17 @@ def make_gradient(
         return grads, metrics, own
 
     return gradient
+
+
+def _frozen_statistics(
+    learner: Learner, params: dict, networks: Networks, config: Optim
+) -> contextlib.AbstractContextManager:
+    """A context in which frozen batch norms keep their running statistics."""
+    if not (config.freeze or networks.adapters):
+        return contextlib.nullcontext()
+    from vit_jax.training import frozen_statistics
+
+    return frozen_statistics.freezing(learner, params, config.freeze)
 
 
 def scales(batch: Batch, config: Config) -> tuple[float, float]:

@@ -40,7 +40,12 @@ _BY_OPENCV = (images.JPEG, images.PNG, images.WEBP, images.BMP, images.TIFF)
 
 
 def decode(
-    image: bytes | np.ndarray, *, name: str, channels: int = 3, max_pixels: int = MAX_PIXELS
+    image: bytes | np.ndarray,
+    *,
+    name: str,
+    channels: int = 3,
+    max_pixels: int = MAX_PIXELS,
+    max_value: int = 0,
 ) -> np.ndarray:
     """The pixels of an encoded image, (H, W, C) uint8, upright; of an animation its first frame.
 
@@ -56,25 +61,29 @@ def decode(
       name: what to call it in errors.
       channels: C.
       max_pixels: a file of more is refused before it is decoded.
+      max_value: of samples of 16 bits, see `samples.to_bytes`.
 
     Raises:
       BadImage: it is not an image, or only part of one, or it has other channels or values.
     """
     if isinstance(image, np.ndarray):
-        return samples.with_channels(samples.to_bytes(image, name), channels, name)
+        pixels = samples.to_bytes(image, name, max_value)
+        return samples.with_channels(pixels, channels, name)
     head = images.check_image(image, name, max_pixels)
     with decoding(name):
-        return _decode(image, head, channels, name)
+        return _decode(image, head, channels, name, max_value)
 
 
-def _decode(image: bytes, head: images.Head, channels: int, name: str) -> np.ndarray:
+def _decode(
+    image: bytes, head: images.Head, channels: int, name: str, max_value: int
+) -> np.ndarray:
     if head.kind == images.NPY:
-        pixels = samples.to_bytes(samples.read_npy(image, name), name)
+        pixels = samples.to_bytes(samples.read_npy(image, name), name, max_value)
         return samples.with_channels(pixels, channels, name)
     if head.kind == images.TIFF and not (head.details.is_picture and channels in (1, 3)):
-        return _decode_tiff(image, head.details, channels, name)
+        return _decode_tiff(image, head.details, channels, name, max_value)
     if channels not in (1, 3):
-        return _decode_png(image, head.kind, channels, name)
+        return _decode_png(image, head.kind, channels, name, max_value)
     if head.kind == images.JPEG:
         pixels = jpeg.decode(image, head.details, 1, channels)
         if pixels is not None:
@@ -85,20 +94,22 @@ def _decode(image: bytes, head: images.Head, channels: int, name: str) -> np.nda
             flags |= cv2.IMREAD_ANYDEPTH
         pixels = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
         if pixels is not None:
-            return samples.to_bytes(pixels, name)
-    return _decode_with_pillow(image, head.kind, channels, name)
+            return samples.to_bytes(pixels, name, max_value)
+    return _decode_with_pillow(image, head.kind, channels, name, max_value)
 
 
-def _decode_tiff(image: bytes, directory: "Directory", channels: int, name: str) -> np.ndarray:
+def _decode_tiff(
+    image: bytes, directory: "Directory", channels: int, name: str, max_value: int
+) -> np.ndarray:
     from vit_jax.data.decoding import tiff
 
-    pixels = samples.to_bytes(tiff.read_samples(image, directory, name), name)
+    pixels = samples.to_bytes(tiff.read_samples(image, directory, name), name, max_value)
     if channels in (1, 3) and directory.has_alpha:
         pixels = pixels[..., :-1]
     return samples.with_channels(pixels, channels, name)
 
 
-def _decode_png(image: bytes, kind: str, channels: int, name: str) -> np.ndarray:
+def _decode_png(image: bytes, kind: str, channels: int, name: str, max_value: int) -> np.ndarray:
     """The grey or colours of a PNG, with its alpha."""
     if kind != images.PNG:
         raise BadImage(
@@ -108,17 +119,19 @@ def _decode_png(image: bytes, kind: str, channels: int, name: str) -> np.ndarray
     pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None:
         raise BadImage(name, "its data is damaged")
-    pixels = samples.to_bytes(pixels, name)
+    pixels = samples.to_bytes(pixels, name, max_value)
     if pixels.shape[2] == 4:
         grey = image[_PNG_COLORS] == _GREY_AND_ALPHA
         pixels = pixels[..., [0, 3] if grey else [2, 1, 0, 3]]  # OpenCV's order is BGR
     return samples.with_channels(pixels, channels, name)
 
 
-def _decode_with_pillow(image: bytes, kind: str, channels: int, name: str) -> np.ndarray:
+def _decode_with_pillow(
+    image: bytes, kind: str, channels: int, name: str, max_value: int
+) -> np.ndarray:
     with images.open_with_pillow(image, kind) as opened:
         pixels = pillow_pixels(opened)
-    return samples.with_channels(samples.to_bytes(pixels, name), channels, name)
+    return samples.with_channels(samples.to_bytes(pixels, name, max_value), channels, name)
 
 
 def pillow_pixels(image: Image.Image) -> np.ndarray:
@@ -220,8 +233,9 @@ def cut(
         return part
 
     channels, interpolation = config_data.channels, config_data.interpolation
+    max_value = config_data.max_value
     if isinstance(image, np.ndarray):
-        pixels = decode(image, name=name, channels=channels)
+        pixels = decode(image, name=name, channels=channels, max_value=max_value)
         part = part_of(*pixels.shape[:2])
         resize.cut_pixels(pixels, part, out, interpolation)
         return out
@@ -236,9 +250,9 @@ def cut(
                 if pixels is not None:
                     resize.cut_pixels(pixels, resize.scaled(part, scale), out, interpolation)
                     return out
-            pixels = _decode(image, head, channels, name)
+            pixels = _decode(image, head, channels, name, max_value)
         else:
-            pixels = _decode(image, head, channels, name)
+            pixels = _decode(image, head, channels, name, max_value)
             part = part_of(*pixels.shape[:2])
         resize.cut_pixels(pixels, part, out, interpolation)
     return out

@@ -3,6 +3,7 @@ their size, upright.
 """
 
 import dataclasses
+import re
 import struct
 from collections.abc import Iterator
 
@@ -18,6 +19,12 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a length
 _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _START, _END, _SCAN, _EXIF = 0xD8, 0xD9, 0xDA, 0xE1
+_END_OF_IMAGE = b"\xff\xd9"
+_START_OF_IMAGE = 0xD8FF  # its two bytes as a number, the lower byte first
+# Segments with a length that may follow a scan: tables, a number of lines, another scan, comments.
+_AFTER_SCANS = frozenset((0xC4, 0xCC, _SCAN, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0), 0xFE))
+# Within a scan a byte 0xFF is followed by 0, is a restart or fills up; else it begins a marker.
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 # Each scan of a progressive file touches all of its coefficients: thousands of empty ones would
 # take minutes. Encoders write about ten. The pixels of all scans take seconds: 32 scans of 64 megapixels do.
 _MOST_SCANS, _MOST_SCANNED = 500, 2**31
@@ -44,23 +51,29 @@ class Header:
 
 
 def read_header(image: bytes, name: str) -> Header:
-    """Reads what stands before the first scan.
+    """Reads the segments before the first scan, and finds the end of the image.
 
     Raises:
-      BadImage: it is damaged.
+      BadImage: it is damaged, or its end is missing.
     """
     orientation, size, is_progressive = 1, None, False
+    end = None
     for marker, start, stop in _segments(image):
-        if marker in _FRAMES:
+        if marker == _SCAN:
+            end = _find_end(image, start - 4)
+        elif marker in _FRAMES:
             _, height, width = struct.unpack_from(">BHH", image, start)
             size = size or (height, width)
             is_progressive |= marker in _PROGRESSIVE
         elif marker == _EXIF and image[start : start + 6] == b"Exif\0\0":
             orientation = _orientation(image[start:stop])
+    if end is None:
+        # Decoders would give the part that is there, the rest grey, and say nothing.
+        raise BadImage(name, f"its end is missing ({len(image)} bytes are there)")
     if size is None:
         raise BadImage(name, "its header is damaged: it has no frame")
     most = min(_MOST_SCANS, _MOST_SCANNED // max(size[0] * size[1], 1))
-    if is_progressive and image.count(b"\xff\xda") > most:
+    if is_progressive and image.count(b"\xff\xda", 0, end) > most:
         raise BadImage(name, f"it has more than {most} scans of {size[1]} x {size[0]} pixels")
     return Header(*size, orientation)
 
@@ -104,7 +117,7 @@ def scale_of(image: bytes, header: Header, scale: int) -> int:
 
 
 def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, stop) of the content of each segment before the first scan."""
+    """(marker, start, stop) of the content of each segment to the header of the first scan."""
     at = 2
     while at + 4 <= len(image):
         if image[at] != 0xFF:  # what libjpeg skips, too
@@ -113,14 +126,56 @@ def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
                 return
             continue
         marker = image[at + 1]
-        if marker in (_SCAN, _END):
+        if marker == _END:
             return
         if marker in (0x00, 0xFF, _START) or marker in _ALONE:
             at += 1 if marker == 0xFF else 2
             continue
         (length,) = struct.unpack_from(">H", image, at + 2)
         yield marker, at + 4, at + 2 + length
+        if marker == _SCAN:
+            return
         at += 2 + max(length, 2)
+
+
+def _find_end(image: bytes, first_scan: int) -> int | None:
+    """Where the end mark of the image itself stands; `None` if its data has none.
+
+    Anything may follow that mark: phones append films, archives and more images, whose bytes look
+    like marks too. So the marks of the image are walked from its first scan on.
+
+    Args:
+      image: the file's bytes.
+      first_scan: where the marker of the first scan begins.
+    """
+    # Nearly all files end here. The walk takes 2 to 3% of the time of decoding, this look 0.2%.
+    if image.endswith(_END_OF_IMAGE) and not _has_start(image, first_scan):
+        return len(image) - 2
+    at = first_scan
+    while image[at : at + 1] == b"\xff" and at + 4 <= len(image):
+        marker = image[at + 1]
+        if marker == 0xFF:
+            at += 1
+            continue
+        if marker not in _AFTER_SCANS:
+            return at if marker == _END else None
+        (length,) = struct.unpack_from(">H", image, at + 2)
+        at += 2 + max(length, 2)
+        if marker == _SCAN:
+            following = _MARKER.search(image, at)
+            if following is None:
+                return None
+            at = following.start()
+    return at if image[at : at + 2] == _END_OF_IMAGE else None
+
+
+def _has_start(image: bytes, first_scan: int) -> bool:
+    """Whether another image begins behind the first scan: the last end mark may be that one's."""
+    for start in (first_scan, first_scan + 1):
+        pairs = np.frombuffer(image, "<u2", count=(len(image) - start) // 2, offset=start)
+        if (pairs == _START_OF_IMAGE).any():
+            return True
+    return False
 
 
 def _orientation(exif: bytes) -> int:

@@ -5,6 +5,7 @@ one number of channels another.
 import io
 
 import numpy as np
+from absl import logging
 
 from vit_jax.data.record import BadImage
 
@@ -14,6 +15,9 @@ _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+
+_MAX_16_BITS = 2**16 - 1
+_FEW = 2**14  # an image of 16 bits without a value as high is nearly black, or uses fewer bits
 
 LUMA = (19595, 38470, 7471)  # of red, green, blue: BT.601 times 2^16, as Pillow's mode L
 
@@ -63,11 +67,17 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return pixels[:: -1 if down else 1, :: -1 if across else 1]
 
 
-def to_bytes(samples: np.ndarray, name: str) -> np.ndarray:
+def to_bytes(samples: np.ndarray, name: str, max_value: int = 0) -> np.ndarray:
     """(H, W) or (H, W, C) of any type -> (H, W, C) uint8.
 
-    uint8 stays; of uint16 the high byte is taken; bool is 0 and 255; floats in [0, 1] are multiplied
-    by 255 and rounded.
+    uint8 stays; of uint16 the highest 8 bits are taken; bool is 0 and 255; floats in [0, 1] are
+    multiplied by 255 and rounded.
+
+    Args:
+      samples: the numbers of an image.
+      name: of the image, for errors.
+      max_value: the largest value that 16 bits hold in this data, 4095 where 12 of them are used;
+        0: 65535, with a warning where an image has no value of 2^14 or more.
 
     Raises:
       BadImage: it has another type, another number of dimensions, or values that would become black
@@ -83,14 +93,7 @@ def to_bytes(samples: np.ndarray, name: str) -> np.ndarray:
     if samples.dtype == np.bool_:
         return samples * np.uint8(255)
     if kind == "u" and size == 2:
-        high = int(samples.max())
-        if 0 < high < 256:
-            raise BadImage(
-                name,
-                f"its values go to {high} of the 65535 that 16 bits have, so that all of them would "
-                "become black: store them as 8 bits, or scaled to 16",
-            )
-        return (samples >> 8).astype(np.uint8)
+        return _highest_bits(samples, name, max_value)
     if kind == "f":
         low, high = float(samples.min()), float(samples.max())
         if not (low >= 0 and high <= 1):  # nor if they are not numbers
@@ -101,6 +104,45 @@ def to_bytes(samples: np.ndarray, name: str) -> np.ndarray:
             )
         return np.rint(samples * 255).astype(np.uint8)
     raise BadImage(name, f"it holds {samples.dtype}: store uint8, uint16, or floats within 0 and 1")
+
+
+def _highest_bits(samples: np.ndarray, name: str, max_value: int) -> np.ndarray:
+    """`to_bytes` of uint16."""
+    high = int(samples.max())
+    levels = (max_value or _MAX_16_BITS) + 1
+    if max_value and high > max_value:
+        raise BadImage(
+            name,
+            f"its values go to {high}, above config.data.max_value = {max_value}: set the largest "
+            "value of all images",
+        )
+    if high > 0 and high * 256 < levels:
+        raise BadImage(
+            name,
+            f"its values go to {high} of {levels - 1}, so that all of them would become black: set "
+            "config.data.max_value to the largest value of all images, or store them as 8 bits",
+        )
+    if not max_value and 0 < high < _FEW:
+        _warn_of_few_bits(name, high)
+    if levels == _MAX_16_BITS + 1:
+        return (samples >> 8).astype(np.uint8)
+    return (samples.astype(np.uint32) * 256 // levels).astype(np.uint8)
+
+
+_warned_of: set[int] = set()  # numbers of bits
+
+
+def _warn_of_few_bits(name: str, high: int) -> None:
+    """Warns that images of 16 bits may use fewer: of the first such image, and of one that uses more bits."""
+    bits = high.bit_length()
+    if bits <= max(_warned_of, default=0):
+        return
+    _warned_of.add(bits)
+    logging.warning(
+        "the values of %s go to %d of the 65535 that 16 bits have: nearly black. If the data uses %d bits, set "
+        "--config.data.max_value=%d, its largest value; set 65535 if it is as dark as that", name, high, bits,
+        2**bits - 1,
+    )  # fmt: skip
 
 
 def with_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:

@@ -73,12 +73,7 @@ def with_classes(source: Source, classes: tuple[str, ...], order: str = "ask") -
         return source
     if not source.classes:
         raise ConfigError("the examples to evaluate on have no labels")
-    from vit_jax.data.labels import imagenet
-
-    number = {name: i for i, name in enumerate(classes)}
-    if imagenet.are_classes_of(classes):
-        by_id = enumerate(imagenet.classes().items())
-        number = {key: i for i, pair in by_id for key in pair} | number
+    number = number_of_names(classes)
     unknown = [name for name in source.classes if name not in number]
     if not unknown:
         return Relabelled(source, classes, tuple(number[name] for name in source.classes))
@@ -140,6 +135,22 @@ def _first(classes: Sequence[str]) -> str:
     return ", ".join(classes[:_ORDERED]) + ", …" * (len(classes) > _ORDERED)
 
 
+def number_of_names(classes: tuple[str, ...]) -> dict[str, int]:
+    """The number of each class by its name; where the classes are ImageNet's, by its WordNet id and name too."""
+    from vit_jax.data.labels import imagenet
+
+    number = {name: i for i, name in enumerate(classes)}
+    if imagenet.are_classes_of(classes):
+        by_id = enumerate(imagenet.classes().items())
+        number = {key: i for i, pair in by_id for key in pair} | number
+    return number
+
+
+def are_numbers(classes: tuple[str, ...]) -> bool:
+    """Whether classes are called '0', '1', …, which is no name."""
+    return classes == tuple(map(str, range(len(classes))))
+
+
 def _numbered(classes: tuple[str, ...]) -> bool:
     ids = all(_WORDNET.fullmatch(name) for name in classes) and list(classes) == sorted(classes)
-    return ids or classes == tuple(map(str, range(len(classes))))
+    return ids or are_numbers(classes)

@@ -176,7 +176,11 @@ def to_ours(
         elif dtype is not None and not _exact(tensor.dtype, dtype):
             problems.append(f"{name}: of type {tensor.dtype}, which {dtype} cannot hold exactly")
     if problems:
-        raise CheckpointError(f"{source} does not fit the model:" + lines(problems))
+        left = any(name not in wanted and name not in fixed for name in tensors)
+        cure = (
+            f"\nTo read it without some of its tensors, say {source}#ignore=PATTERN, of their names"
+        )
+        raise CheckpointError(f"{source} does not fit the model:{lines(problems)}{cure * left}")
 
     def lazy(name: str, leaf) -> LazyArray:
         return LazyArray(

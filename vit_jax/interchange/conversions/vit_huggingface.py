@@ -8,10 +8,14 @@ and what they are here:
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.conversions import (
     pytorch,
     vit_bare,
@@ -30,14 +34,34 @@ from vit_jax.interchange.conversions.vit_flax import (
 )
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
+# The names of networks in the memory of transformers 5, which state dicts of scripts have; its own files have others.
+_STACK = r"^((?:vit|deit|ijepa|beit)\.)?layers\.(\d+)"
+_LAYER = r"^((?:\w+\.)?encoder\.layer\.\d+)"
+_IN_MEMORY = (
+    (rf"{_STACK}\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
+    (rf"{_STACK}\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
+    (rf"{_STACK}\.", r"\1encoder.layer.\2."),
+    (rf"{_LAYER}\.attention\.q_proj\.", r"\1.attention.attention.query."),
+    (rf"{_LAYER}\.attention\.k_proj\.", r"\1.attention.attention.key."),
+    (rf"{_LAYER}\.attention\.v_proj\.", r"\1.attention.attention.value."),
+    (rf"{_LAYER}\.attention\.o_proj\.", r"\1.attention.output.dense."),
+    (rf"{_LAYER}\.(relative_position_bias)\.", r"\1.attention.attention.\2."),
+    (rf"{_LAYER}\.mlp\.down_proj\.", r"\1.mlp.weights_out."),
+)
+# In memory DINOv2's gate and the layer that it multiplies are two layers, in files one.
+_GATE = ".mlp.gate_proj."
+_GATED = ".mlp.up_proj."
+_BOTH = ".mlp.weights_in."
+
 
 class HuggingFace(HuggingFaceConversion):
     """ViT and DeiT; the layout of others has a `kind`."""
 
     model_types = ("vit", "deit", *vit_towers.DEFAULTS)
-    renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
+    renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"), *_IN_MEMORY)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+        shapes = _with_joint_gates(shapes, lambda gate, gated: (gate[0] + gated[0], *gate[1:]))
         if not metadata.get("model_type"):
             return self._recognise_bare(shapes, metadata)
         if metadata["model_type"] not in self.model_types:
@@ -75,12 +99,20 @@ class HuggingFace(HuggingFaceConversion):
         return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
-        """Some classes of BEiT and ViT-MSN have parts of their network without the prefix of its embedding."""
+        """Some classes of BEiT and ViT-MSN have parts of their network without the prefix of its embedding, and DINOv3
+        has one before its layers alone in the memory of transformers 5.
+        """
         result = super().canonical(names)
+        if "embeddings.cls_token" in result:
+            result = {n: re.sub(r"^model\.layer\.", "layer.", new) for n, new in result.items()}
         prefixes = ("vit.", "beit.", "data2vec_vision.")
         at = next((p for p in prefixes if f"{p}embeddings.cls_token" in result), "")
         parts = ("encoder.", "layernorm.") if at else ()
         return {name: at + new if new.startswith(parts) else new for name, new in result.items()}
+
+    def prepared(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """With the layers that files have."""
+        return _with_joint_gates(tensors, _joined)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """Which tensors are which parameters; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
@@ -163,6 +195,24 @@ class HuggingFace(HuggingFaceConversion):
         if "config" in layout:
             return vit_towers.changed_fields(config, layout["config"])
         return vit_new_towers.config_json(config, layout["kind"])
+
+
+def _with_joint_gates(tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict:
+    """Tensors, or their shapes, in which a gate and the layer that it multiplies are one, as in DINOv2's files."""
+    result = dict(tensors)
+    for name in tensors:
+        gated = name.replace(_GATE, _GATED)
+        if ".encoder.layer." in f".{name}" and _GATE in name and gated in tensors:
+            result[name.replace(_GATE, _BOTH)] = join(result.pop(name), result.pop(gated))
+    return result
+
+
+def _joined(gate: LazyArray, gated: LazyArray) -> LazyArray:
+    """Two tensors, one after the other, along their first axis."""
+    shape = (gate.shape[0] + gated.shape[0], *gate.shape[1:])
+    return LazyArray(
+        shape, gate.dtype, lambda: np.concatenate([np.asarray(gate), np.asarray(gated)])
+    )
 
 
 def _model_type(config: PublishedViTConfig) -> str:
