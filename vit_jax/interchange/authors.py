@@ -65,8 +65,11 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     else:
         options = file_header.options_of_model(checkpoint.model_config)
         header = file_header.header(checkpoint, options)
+    header |= extra.stated
     if names == NAME:
         tensors = tensors_by_name.planned(checkpoint, conversion, extra)
-        read_again.check(checkpoint.model_config, NAME, read, path, "safetensors", tensors)
-    metadata = {pytorch.METADATA: json.dumps(header | extra.stated)}
+        read_again.check(
+            checkpoint.model_config, NAME, read, path, "safetensors", tensors, header=header
+        )
+    metadata = {pytorch.METADATA: json.dumps(header)}
     tensors_by_name.write_safetensors(checkpoint, conversion, path, metadata, extra)

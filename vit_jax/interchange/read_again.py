@@ -28,13 +28,14 @@ _ROLES = ("size", "structure", "convention")
 
 
 class _Planned(CheckpointFile):
-    """A file or folder that is going to be written, without what our code would write for itself alone.
+    """A file or folder that is going to be written.
 
     Args:
       path: where it is going to be.
       container: see `CheckpointFile`.
       tensors: by name, without the values of parameters.
       config_json: content of a folder's config.json.
+      header: what a file says beside its tensors.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class _Planned(CheckpointFile):
         container: str,
         tensors: Mapping[str, LazyArray],
         config_json: Mapping[str, Any],
+        header: Mapping[str, Any],
     ):
         self.path = path
         self.container = container
@@ -50,7 +52,9 @@ class _Planned(CheckpointFile):
         if container == "safetensors":
             tensors = state_dicts.without_wrappers(tensors)
         # In the place of cached properties.
-        vars(self).update(config=dict(config_json), header={}, _content=(dict(tensors), {}))
+        vars(self).update(
+            config=dict(config_json), header=dict(header), _content=(dict(tensors), {})
+        )
 
 
 def check(
@@ -61,6 +65,7 @@ def check(
     container: str,
     tensors: Mapping[str, LazyArray],
     config_json: Mapping[str, Any] = types.MappingProxyType({}),
+    header: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
     """Checks that what is going to be written is read as the same network.
 
@@ -72,19 +77,24 @@ def check(
       container: 'folder', 'npz' or 'safetensors'.
       tensors: what is going to be written, see `tensors_by_name.planned`.
       config_json: what a folder says beside its tensors.
+      header: what a file says beside them.
 
     Raises:
       CheckpointError: the format leaves an option out, or has other tensors for such a model.
     """
-    planned = _Planned(path, container, tensors, config_json)
+    planned = _Planned(path, container, tensors, config_json, header)
+    # Which images a model takes is up to its user, and what a file leaves open is for the reader to ask.
+    request = ReadOptions({"image_size": config.image_size}, vars(config), allow_nonfinite=True)
     try:
-        again = read(planned, ReadOptions({}, vars(config), allow_nonfinite=True)).model_config
+        found = read(planned, request)
     except UserError as error:
         raise CheckpointError(
             f"{path} is not written: the format {format} has other tensors for such a model, and its file would be "
             f"refused: {reason(error)}"
         ) from error
-    lost = _different_options(config, again)
+    again = found.model_config
+    # What no such file tells is checked by the conversion: see its `conventions`.
+    lost = [name for name in _different_options(config, again) if name not in found.assumed]
     if not lost or _program(config) == _program(_with_options_of(again, lost, config)):
         return
     ours = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)
@@ -97,7 +107,7 @@ def check(
 
 def _different_options(config: ClassifierConfig, read: ClassifierConfig) -> list[str]:
     """The options that change what a network computes and differ between two configs."""
-    names = ["image_size", *schema.with_role(type(config), *_ROLES)]
+    names = schema.with_role(type(config), *_ROLES)
     return [name for name in names if getattr(config, name) != getattr(read, name)]
 
 
