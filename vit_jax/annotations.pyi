@@ -352,6 +352,8 @@ class ObjectiveSection(_Fields):
     'hidden size of the MLPs; 0: as of the image tower (default: 0)'
     text_heads: int | None
     'attention heads; 0: as of the image tower (default: 0)'
+    text_activation: Literal['', 'gelu_tanh', 'gelu', 'quick_gelu'] | None
+    "activation of the text tower's MLPs; '': gelu_tanh as SigLIP's, quick_gelu as OpenAI's CLIP (gelu in most of open_clip's) (default: '')"
     image_blocks: int | None
     "blocks on the tokens of the image tower, which itself computes as in evaluation; an image's vector is then their class token beside the mean of their patches (dino.txt); 0: none (default: 0)"
     image_drop_path: float | None

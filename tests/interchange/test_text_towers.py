@@ -2,14 +2,17 @@
 are written.
 """
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 
 from tests import lazily
-from vit_jax.interchange import formats, saved_objectives
+from vit_jax.interchange import checkpoint_file, formats, saved_objectives
 from vit_jax.models import registry
 from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
@@ -27,14 +30,15 @@ TEXT = dict(
 KINDS = {
     "siglip": ("Siglip", dict(hidden_size=24, projection_size=32), {}),
     "clip": ("CLIP", dict(hidden_size=24), dict(projection_dim=16)),
+    "clip with gelu": ("CLIP", dict(hidden_size=24, hidden_act="gelu"), dict(projection_dim=16)),
 }
 
 
-def build(kind, **changes):
+def build(kind, vision=VISION, **changes):
     """A model of transformers with weights that hide nothing; `changes`: of its text tower's config."""
     name, text, fields = KINDS[kind]
     config = getattr(transformers, f"{name}Config")(
-        vision_config=VISION, text_config=TEXT | text | changes, **fields
+        vision_config=vision, text_config=TEXT | text | changes, **fields
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}Model")(config).eval()
@@ -82,6 +86,28 @@ def test_both_towers_are_those_of_transformers(kind, tmp_path):
     assert again.keys() == theirs.state_dict().keys()
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(tensor, again[name]), name
+
+
+def test_open_clips_config_beside_a_file_says_the_activation_and_heads_of_both_towers(tmp_path):
+    theirs = build("clip with gelu", vision=VISION | dict(hidden_act="gelu"))
+    theirs.save_pretrained(tmp_path / "theirs")
+    checkpoint = formats.read_checkpoint(tmp_path / "theirs")
+    formats.write_checkpoint(checkpoint, tmp_path / "ours.safetensors", "authors")
+    file = tmp_path / "open_clip_model.safetensors"
+    tensors = safetensors.numpy.load_file(tmp_path / "ours.safetensors")
+    safetensors.numpy.save_file(tensors, file)  # without what our file says for itself
+    towers = {"vision_cfg": {"head_width": 8}, "text_cfg": {"heads": 2}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": towers}))
+    read = formats.read_checkpoint(file)
+    saved = saved_objectives.find_saved(read, ImageText)
+    assert (read.model_config.activation, read.model_config.heads) == ("gelu", 4)
+    assert (saved.options["text_activation"], saved.options["text_heads"]) == ("gelu", 2)
+    towers["quick_gelu"] = True
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": towers}))
+    checkpoint_file.forget()
+    read = formats.read_checkpoint(file)
+    saved = saved_objectives.find_saved(read, ImageText)
+    assert (read.model_config.activation, saved.options["text_activation"]) == ("quick_gelu", "")
 
 
 def jax_arrays(tree):

@@ -15,7 +15,7 @@ from vit_jax.interchange import (
     timm,
 )
 from vit_jax.interchange.checkpoint_file import CheckpointFile
-from vit_jax.interchange.conversions import clip_names
+from vit_jax.interchange.conversions import clip_names, vit_open_clip
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
 
 NAME = "authors"
@@ -31,9 +31,8 @@ def recognises(file: CheckpointFile) -> bool:
 def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """The model of a file with the names of its family's authors."""
     stated = file_header.in_header(file)
-    match = tensors_by_name.find_family(
-        file, NAME, stated | file_header.requested_metadata(request), file.prefixes
-    )
+    metadata = stated | _open_clip(file) | file_header.requested_metadata(request)
+    match = tensors_by_name.find_family(file, NAME, metadata, file.prefixes)
     checkpoint = file_header.with_header(
         tensors_by_name.read_named(file, match, NAME, request, stated), file
     )
@@ -44,6 +43,14 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     conversion = match.conversion.of(checkpoint.model_config)
     prepared = conversion.preprocessing_named(file.path.parts, checkpoint.model_config)
     return file_header.with_preprocessing(checkpoint, prepared)
+
+
+def _open_clip(file: CheckpointFile) -> dict:
+    """What open_clip's config beside a file says of its model, as metadata; {} where there is none."""
+    beside = file.path.parent / "open_clip_config.json"
+    if not beside.exists():
+        return {}
+    return {vit_open_clip.OPEN_CLIP: pytorch.read_json(beside).get("model_cfg", {})}
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:

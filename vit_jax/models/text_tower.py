@@ -54,15 +54,23 @@ class TextTowerConfig:
         return self.blocks.block_flops(self.length) + 2 * self.blocks.width * self.outputs
 
 
-def blocks_of(model: PublishedViTConfig, kind: str, **sizes: int) -> PublishedViTConfig:
+def blocks_of(
+    model: PublishedViTConfig, kind: str, activation: str = "", **sizes: int
+) -> PublishedViTConfig:
     """The blocks of a text tower beside a model, which compute as the model's do.
 
     Args:
-      sizes: depth, width, mlp_dim and heads.
+      model: of the images.
+      kind: of the tower.
+      activation: of its MLPs; '': that of the authors of its kind.
+      **sizes: depth, width, mlp_dim and heads.
     """
     shared = {name: getattr(model, name) for name in ("dtype", "dtype_on_cpu", "remat", "unroll")}
     image = {"image_size": 1, "patch": 1, "num_classes": 0, "position": "none", "pool": "mean"}
-    return PublishedViTConfig(**image, **shared, **CONVENTIONS[kind], **sizes)
+    conventions = dict(CONVENTIONS[kind])
+    if activation:
+        conventions["activation"] = activation
+    return PublishedViTConfig(**image, **shared, **conventions, **sizes)
 
 
 class TextTower(nnx.Module):

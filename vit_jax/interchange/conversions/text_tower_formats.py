@@ -21,12 +21,13 @@ from vit_jax.interchange.conversions import (
 from vit_jax.interchange.conversions.contract import NOTHING, Beside, ObjectiveConversion
 from vit_jax.interchange.conversions.rules import Rule, reshaped
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.text_tower import KINDS
+from vit_jax.models.text_tower import CONVENTIONS, KINDS
 from vit_jax.objectives.contract import SavedObjective
 from vit_jax.objectives.image_text.image_text import ImageTextOptions
 
-_STATED = ("text_heads", "text_end", "text_pad")
-_HEADS = {1152: 16}  # by width, where a head has not 64 channels: So400m's
+_STATED = ("text_heads", "text_end", "text_pad", "text_activation")
+# By width, of OpenAI's, open_clip's and Google's: 64 channels each, but for So400m's.
+_HEADS = {384: 6, 512: 8, 640: 10, 768: 12, 896: 14, 1024: 16, 1152: 16, 1280: 20}
 # Of the vocabularies that published files are for: CLIP's end, and that of SigLIP's SentencePiece models.
 _ENDS = {"clip": 49407, "siglip": 1}
 
@@ -39,18 +40,28 @@ class _TextTower(ObjectiveConversion):
 
     def beside(self, config: ClassifierConfig, saved: SavedObjective) -> Beside:
         options = ImageTextOptions(**saved.options)
-        if not text_towers.is_theirs(config, options) or options.text not in self.kinds:
-            logging.info(
+        theirs = text_towers.is_theirs(config, options) and options.text in self.kinds
+        if not theirs or not self.has_activation(config, options):
+            logging.warning(
                 "the text tower is not written: the format has none beside such an image tower and loss"
             )
             return NOTHING
         text = text_towers.objective_of(config, options).text_config()
         # As the numbers are, not as 0 stands for them.
         stated = dict(
-            zip(_STATED, (text.blocks.heads, options.text_end, options.text_pad), strict=True)
+            zip(
+                _STATED,
+                (text.blocks.heads, options.text_end, options.text_pad, options.text_activation),
+                strict=True,
+            )
         )
         rules = self.rules_of(config, options, self.new_prefix(options.text))
         return Beside(rules, saved.read().params, {clip_names.KEY: stated})
+
+    def has_activation(self, config: ClassifierConfig, options: ImageTextOptions) -> bool:
+        """Whether the format's code computes the text tower with its activation beside such an image tower."""
+        text = text_towers.objective_of(config, options).text_config()
+        return text.blocks.activation == CONVENTIONS[options.text]["activation"]
 
     def new_prefix(self, kind: str) -> str:
         """What stands before the names of a new file's text tower."""
@@ -88,8 +99,15 @@ class OpenClip(_TextTower):
             "text_mlp_dim": tensors[f"{block}.0.mlp.c_fc.bias"].shape[0],
             "embed": tensors[projection].shape[1] if projection in tensors else 0,
         }
+        if kind == "clip" and "text_activation" not in layout.get(clip_names.KEY, {}):
+            options["text_activation"] = _same_as(config, kind)
         made = ImageTextOptions(**options)
         return text_towers.saved_in(config, made, self.rules_of(config, made, at), tensors)
+
+    def has_activation(self, config: ClassifierConfig, options: ImageTextOptions) -> bool:
+        """Both towers of a CLIP have one."""
+        text = text_towers.objective_of(config, options).text_config()
+        return options.text == "siglip" or text.blocks.activation == config.activation
 
     def new_prefix(self, kind: str) -> str:
         return "text." if kind == "siglip" else ""
@@ -189,6 +207,11 @@ CONVERSIONS = {
 }
 
 
+def _same_as(config: ClassifierConfig, kind: str) -> str:
+    """The activation of the image tower, as `text_activation` says it."""
+    return "" if config.activation == CONVENTIONS[kind]["activation"] else config.activation
+
+
 def _of_text(rules: list[Rule]) -> list[Rule]:
     return [dataclasses.replace(rule, ours=f"text/{rule.ours}") for rule in rules]
 
@@ -202,7 +225,15 @@ def _options(
 ) -> dict[str, Any]:
     """The options of the objective that follow from the sizes of the table of tokens, and what the file states."""
     end = min(_ENDS[kind], vocabulary - 1)
-    heads = hints.get("text_heads") or _HEADS.get(width) or max(1, width // 64)
+    stated = layout.get(clip_names.KEY, {})
+    heads = hints.get("text_heads") or _HEADS.get(width)
+    if not heads:
+        heads = max(1, width // 64)
+        if "text_heads" not in stated:
+            logging.warning(
+                "the file does not state the heads of its text tower of width %d: %d are taken, of 64 channels each. "
+                "If it has others, set config.objective.text_heads", width, heads,
+            )  # fmt: skip
     return {
         "loss": text_towers.LOSSES[kind],
         "text": kind,
@@ -210,4 +241,4 @@ def _options(
         "text_heads": heads,
         "vocabulary": vocabulary,
         "text_end": end,
-    } | layout.get(clip_names.KEY, {})
+    } | stated

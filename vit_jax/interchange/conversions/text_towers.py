@@ -28,7 +28,7 @@ from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
 
 _TABLE = "text_model.embeddings.token_embedding.weight"
 _POSITION = "text_model.embeddings.position_embedding.weight"
-_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
+_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "gelu": "gelu"}
 # What transformers takes where config.json says nothing.
 _USUAL = {"siglip": {"num_attention_heads": 12}, "clip": {"num_attention_heads": 8}}
 LOSSES = {"siglip": "sigmoid", "clip": "softmax"}
@@ -57,7 +57,7 @@ class TextTowerHuggingFace(ObjectiveConversion):
         options = ImageTextOptions(**saved.options)
         kind = options.text
         if not is_theirs(config, options):
-            logging.info(
+            logging.warning(
                 "the text tower is not written: transformers has no model with such an image tower, text tower and loss"
             )
             return NOTHING
@@ -127,7 +127,7 @@ def saved_in(
     wanted = translation.specs(rules, like)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name in wanted}
     if shapes != {name: shape for name, (shape, _) in wanted.items()}:
-        logging.info(
+        logging.warning(
             "the text tower in the checkpoint is skipped: it is none of %s", _MODELS[options.text]
         )
         return None
@@ -151,11 +151,16 @@ def _options(
     """The options that a file's tensors and config.json tell; `None` of a tower that computes otherwise."""
     theirs = _USUAL[kind] | dict(stated)
     ours = CONVENTIONS[kind]
-    computed = {"hidden_act": _ACTIVATIONS[ours["activation"]], "layer_norm_eps": ours["epsilon"]}
-    other = {n: theirs[n] for n, value in computed.items() if theirs.get(n, value) != value}
-    if other:
-        logging.info("the text tower in the checkpoint is skipped: it computes with %s", other)
+    activations = {theirs: ours for ours, theirs in _ACTIVATIONS.items()}
+    stated_activation = theirs.get("hidden_act", _ACTIVATIONS[ours["activation"]])
+    epsilon = theirs.get("layer_norm_eps", ours["epsilon"])
+    if stated_activation not in activations or epsilon != ours["epsilon"]:
+        logging.warning(
+            "the text tower in the checkpoint is skipped: it computes with hidden_act = %s and layer_norm_eps = %s, "
+            "and only %s and %s are known", stated_activation, epsilon, ", ".join(activations), ours["epsilon"],
+        )  # fmt: skip
         return None
+    activation = activations[stated_activation]
     vocabulary, width = tensors[_TABLE].shape
     layer = "text_model.encoder.layers"
     end = theirs.get("eos_token_id", 49407 if kind == "clip" else 1)
@@ -169,6 +174,7 @@ def _options(
         text_depth=contract.count_layers(tensors, rf"{layer.replace('.', '[.]')}[.](\d+)[.]"),
         text_mlp_dim=tensors[f"{layer}.0.mlp.fc1.bias"].shape[0],
         text_heads=theirs["num_attention_heads"],
+        text_activation="" if activation == ours["activation"] else activation,
         embed=tensors["text_projection.weight"].shape[0] if kind == "clip" else 0,
         vocabulary=vocabulary,
         text_end=end,

@@ -19,6 +19,7 @@ from vit_jax.models.preprocessing import Preprocessing
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 _VISUAL, _TRUNK = "visual.", "visual.trunk."
+OPEN_CLIP = "open_clip"  # of the metadata, `model_cfg` of an open_clip_config.json
 # Of OpenAI's and open_clip's ViTs by width, as timm has them.
 _HEADS = {640: 10, 768: 12, 896: 14, 1024: 16, 1280: 16, 1408: 16, 1664: 16}
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -68,6 +69,9 @@ class Clip(contract.Conversion):
             "activation": "quick_gelu",
             "epsilon": 1e-5,
         }
+        stated = metadata.get(OPEN_CLIP)
+        if stated is not None:
+            return _as_stated(options, stated)
         doubts = {"activation": contract.Open(("quick_gelu", "gelu"), _ACTIVATION)}
         return contract.DetectedModel(
             options, {}, contract.heads_of(_HEADS, width) | doubts, LEFT_OUT
@@ -88,6 +92,20 @@ class Clip(contract.Conversion):
     def preprocessing(self, config: PublishedViTConfig) -> Preprocessing:
         side = min(config.height_width)
         return Preprocessing(config.image_size, _MEAN, _STD, "torchvision", side, "bicubic")
+
+
+def _as_stated(options: Mapping[str, Any], model_cfg: Mapping[str, Any]) -> contract.DetectedModel:
+    """The model of a file with open_clip's own config beside it: heads have 64 channels, and both towers gelu, unless
+    it says otherwise.
+    """
+    activation = "quick_gelu" if model_cfg.get("quick_gelu") else "gelu"
+    image, text = model_cfg.get("vision_cfg", {}), model_cfg.get("text_cfg", {})
+    heads = options["width"] // image.get("head_width", 64)
+    layout = {}
+    if "heads" in text:
+        layout[clip_names.KEY] = {"text_heads": text["heads"]}
+    options = {**options, "activation": activation, "heads": heads}
+    return contract.DetectedModel(options, layout, {}, LEFT_OUT)
 
 
 class SigLip(vit_timm.Timm):

@@ -66,6 +66,12 @@ class ImageTextOptions(TokenOptions):
     text_depth: int = option(0, "number of blocks; 0: as of the image tower", minimum=0)
     text_mlp_dim: int = option(0, "hidden size of the MLPs; 0: as of the image tower", minimum=0)
     text_heads: int = option(0, "attention heads; 0: as of the image tower", minimum=0)
+    text_activation: str = option(
+        "",
+        "activation of the text tower's MLPs; '': gelu_tanh as SigLIP's, quick_gelu as OpenAI's CLIP (gelu in most of "
+        "open_clip's)",
+        choices=("", "gelu_tanh", "gelu", "quick_gelu"),
+    )
     image_blocks: int = option(
         0,
         "blocks on the tokens of the image tower, which itself computes as in evaluation; an image's vector is then "
@@ -174,7 +180,7 @@ class ImageText(OutputTerm):
             length=options.text_length,
             end=options.text_end,
             outputs=options.embed or self.width,
-            blocks=blocks_of(model, options.text, **sizes),
+            blocks=blocks_of(model, options.text, options.text_activation, **sizes),
         )
 
     def own_modules(self, rngs: nnx.Rngs) -> Own:
