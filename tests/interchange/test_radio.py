@@ -145,6 +145,7 @@ def test_a_radio_of_timm_is_read_at_any_size_and_written_as_it_was(tmp_path, cor
     again.load_state_dict({n: torch.tensor(t) for n, t in after.items()}, strict=True)
     with torch.no_grad():
         oracles.assert_close(again(channels_first(x)).numpy(), expected, 1e-5)
+    assert formats.read_checkpoint(tmp_path / "again").model_config == checkpoint.model_config
     # A file of ours says what no tensor does.
     formats.write_checkpoint(checkpoint, tmp_path / "ours.safetensors", "timm")
     assert (

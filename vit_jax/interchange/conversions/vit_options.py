@@ -174,6 +174,7 @@ _NO_ARGUMENTS = {
     "image_size",
     "wanted_size",
     "written_here",
+    "table_corners",
     *NOT_IN_TENSORS,
 }
 # Arguments without which little of a model is known.
