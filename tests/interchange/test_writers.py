@@ -69,10 +69,9 @@ def logits(config, params) -> np.ndarray:
 
 def computes_the_same(config, path) -> bool:
     """Whether a file gives the logits of the model that was written, both of random weights."""
-    told = [
-        name for name in ("image_size", "heads", "pool") if hasattr(config, name)
-    ]  # not by tensors
-    read = formats.read_checkpoint(path, hints={name: getattr(config, name) for name in told})
+    told = [name for name in ("heads", "pool") if hasattr(config, name)]  # not by tensors
+    hints = {name: getattr(config, name) for name in told}
+    read = formats.read_checkpoint(path, image_size=config.image_size, hints=hints)
     theirs = jax.tree.map(np.asarray, read.params)
     np.testing.assert_allclose(
         logits(read.model_config, theirs), logits(config, parameters(config)), atol=1e-5
