@@ -113,6 +113,10 @@ class T2TViTConfig(PublishedViTConfig):
                 f"model.first_split={self.first_split} (side, stride, padding): windows must not leave out "
                 "pixels nor be of padding alone: 0 < stride <= side, padding < side"
             )
+        if self.init == "deit":
+            raise ConfigError(
+                "model.init=deit draws the kernel of a patch embedding, and T2T-ViT has attention in its place: set vit"
+            )
         super().__post_init__()
 
     @property
