@@ -63,8 +63,12 @@ def changed_configs(config) -> dict:
 def base_of(family: str, form: str):
     """A tiny model of a family that computes as the code of the format does."""
     config = tiny(family)
-    conventions = CONVERSIONS[family][form].of(config).conventions
-    return dataclasses.replace(config, **conventions)
+    conversion = CONVERSIONS[family][form].of(config)
+    conventions = conversion.conventions | getattr(conversion, "file_conventions", {})
+    if form == "timm" and hasattr(config, "epsilons"):
+        conventions |= {"epsilons": "timm"}
+    known = {name: value for name, value in conventions.items() if hasattr(config, name)}
+    return dataclasses.replace(config, **known)
 
 
 def checkpoint_of(config) -> formats.LoadedCheckpoint:
