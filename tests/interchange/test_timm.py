@@ -428,7 +428,7 @@ def test_the_real_deit_classifies_real_images(shared_data):
     checkpoint = formats.read_checkpoint(
         shared_data / "weights" / "deit_tiny_patch16_224_lnq.timm.safetensors"
     )
-    assert checkpoint.model_config == registry.model_config("DeiT-Ti/16")
+    assert checkpoint.model_config == registry.model_config("DeiT-Ti/16", init="vit")
     definition, _ = registry.abstract(checkpoint.model_config)
     params = jax.tree.map(np.asarray, checkpoint.params)
     logits = jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)

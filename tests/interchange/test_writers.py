@@ -21,13 +21,16 @@ from vit_jax.models.preprocessing import Preprocessing
 
 HALF = (0.5, 0.5, 0.5)
 FILES = {"official": "model.npz", "big_vision": "model.npz", "authors": "model.safetensors"}
-NOT_TINY = (
-    "hybrid",
-    "mixer",
-    "resnet",
-)  # families of which timm builds published sizes alone: a file holds others
+# Families of which timm builds published sizes alone: a file holds others.
+NOT_TINY = ("hybrid", "mixer", "resnet", "efficientnet")
 # How many options with other values are written, and computed alike, by family and format: no change makes it fewer.
-WRITTEN = {}
+WRITTEN = {
+    ("vit", "official"): 30, ("vit", "big_vision"): 32, ("vit", "timm"): 61, ("vit", "huggingface"): 32,
+    ("hybrid", "official"): 33, ("hybrid", "timm"): 64, ("mixer", "official"): 14, ("mixer", "big_vision"): 14,
+    ("mixer", "timm"): 14, ("resnet", "big_vision"): 8, ("resnet", "timm"): 7, ("deepvit", "authors"): 15,
+    ("localvit", "authors"): 19, ("crossvit", "authors"): 13, ("crossvit", "timm"): 13, ("cait", "timm"): 15,
+    ("t2t", "authors"): 27, ("feed_forward", "authors"): 15,
+}  # fmt: skip
 
 
 def other_values(config, field: dataclasses.Field) -> list:
@@ -113,5 +116,4 @@ def test_every_option_is_written_so_that_it_is_computed_or_refused(tmp_path, fam
             continue
         assert computes_the_same(config, path), option
         written += 1
-    print(family, form, written)
     assert written >= WRITTEN.get((family, form), 0)

@@ -47,10 +47,10 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
 
 def _open_clip(file: CheckpointFile) -> dict:
     """What open_clip's config beside a file says of its model, as metadata; {} where there is none."""
-    beside = file.path.parent / "open_clip_config.json"
-    if not beside.exists():
+    open_clip_json = file.path.parent / "open_clip_config.json"
+    if not open_clip_json.exists():
         return {}
-    return {vit_open_clip.OPEN_CLIP: pytorch.read_json(beside).get("model_cfg", {})}
+    return {vit_open_clip.OPEN_CLIP: pytorch.read_json(open_clip_json).get("model_cfg", {})}
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:

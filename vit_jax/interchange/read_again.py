@@ -87,15 +87,15 @@ def check(
     # Which images a model takes is up to its user, and what a file leaves open is for the reader to ask.
     request = ReadOptions({"image_size": config.image_size}, vars(config), allow_nonfinite=True)
     try:
-        found = read(planned, request)
+        checkpoint = read(planned, request)
     except UserError as error:
         raise CheckpointError(
             f"{path} is not written: the format {format} has other tensors for such a model, and its file would be "
             f"refused: {reason(error)}"
         ) from error
-    again = found.model_config
+    again = checkpoint.model_config
     # What no such file tells is checked by the conversion: see its `conventions`.
-    lost = [name for name in _different_options(config, again) if name not in found.assumed]
+    lost = [name for name in _different_options(config, again) if name not in checkpoint.assumed]
     if not lost or _program(config) == _program(_with_options_of(again, lost, config)):
         return
     ours = ", ".join(f"{name}={getattr(config, name)!r}" for name in lost)

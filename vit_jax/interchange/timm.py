@@ -119,8 +119,8 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     again = checkpoint.layout.get("format") == NAME
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
-    beside = header_of(checkpoint)
-    header = {pytorch.METADATA: json.dumps(beside)}
+    statements = header_of(checkpoint)
+    header = {pytorch.METADATA: json.dumps(statements)}
     tensors = tensors_by_name.planned(checkpoint, conversion)
     if path.suffix == ".safetensors":
         # What was such a file can be one again.
@@ -131,11 +131,11 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
                     f"takes {value!r}. Write a folder, whose config.json tells it. "
                     + how_to_accept(name, value)
                 )
-        read_again.check(config, NAME, read, path, "safetensors", tensors, header=beside)
+        read_again.check(config, NAME, read, path, "safetensors", tensors, header=statements)
         tensors_by_name.write_safetensors(checkpoint, conversion, path, header)
         return
     description = _description(checkpoint, *conversion.architecture(config, checkpoint.layout))
-    read_again.check(config, NAME, read, path, "folder", tensors, description, beside)
+    read_again.check(config, NAME, read, path, "folder", tensors, description, statements)
     with pytorch.NewFolder(path) as folder:
         tensors_by_name.write_safetensors(checkpoint, conversion, folder / pytorch.WEIGHTS, header)
         (folder / CONFIG).write_text(json.dumps(description, indent=2))
