@@ -103,7 +103,6 @@ def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
         ([None], ConfigError, "image 0 is of the type NoneType"),
         ({}, ConfigError, "the image is of the type dict"),
     ],
-    ids=str,
 )
 def test_what_is_no_image_is_refused_by_its_name(run, images, error, message):
     with pytest.raises(error, match=message):
