@@ -12,10 +12,12 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.commands import flags as cli
 from vit_jax.data import splits
+from vit_jax.evaluation.metric_order import MetricOrder
 from vit_jax.recipes.user_files import load_config
 from vit_jax.studies import sweep as sweeps
-from vit_jax.studies.sweep import divide, sweep, text
+from vit_jax.studies.sweep import choose_setting, divide, sweep, text
 from vit_jax.training.loop import train
+from vit_jax.training.upkeep.health import NonFiniteError
 
 TINY = {
     "model.name": "ViT-mu/8",
@@ -205,6 +207,18 @@ def test_what_is_chosen_by_is_not_trained_on(train_split, select, expected):
 def test_examples_to_choose_by_must_be_some_of_those_to_train_on(train_split, select, message):
     with pytest.raises(ConfigError, match=message):
         divide(train_split, select)
+
+
+def test_a_setting_whose_metric_is_not_a_number_does_not_win():
+    tried = [
+        ({"optim.lr": n}, {"accuracy": a, "loss": 1.0})
+        for n, a in enumerate((math.nan, 0.4, 0.6, 0.5))
+    ]
+    high, low = MetricOrder("accuracy", "max"), MetricOrder("accuracy", "min")
+    assert choose_setting([*tried, ({"optim.lr": 4}, {})], high) == {"optim.lr": 2}
+    assert choose_setting(tried, low) == {"optim.lr": 1}
+    with pytest.raises(NonFiniteError, match="accuracy of every setting"):
+        choose_setting(tried[:1], high)
 
 
 @pytest.mark.parametrize(

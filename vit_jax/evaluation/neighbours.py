@@ -35,11 +35,15 @@ class Neighbours(FeatureEvaluator):
     """
 
     Options = NeighbourOptions
+    high_is_good = ("accuracy", "accuracy_*", "top5_accuracy")
     _vote = None  # compiled
 
     def metrics(self) -> tuple[str, ...]:
         further = (f"accuracy_{k}" for k in self.options.k[1:] if k != self.options.k[0])
         return ("accuracy", "top5_accuracy", *further, "examples")
+
+    def main_metric(self) -> str:
+        return "accuracy"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

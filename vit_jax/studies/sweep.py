@@ -18,18 +18,20 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
+from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
 from vit_jax.base.settings import folder_name, with_fields
 from vit_jax.checkpoints import reading, storage
 from vit_jax.config import config_class
-from vit_jax.data import splits
-from vit_jax.evaluation import best_metric
+from vit_jax.data import sources, splits
+from vit_jax.evaluation.metric_order import MetricOrder
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.loop import train
 from vit_jax.training.upkeep.health import NonFiniteError
+from vit_jax.training.with_data import assembly_for, subject_of
 
 
 def sweep(
@@ -44,7 +46,7 @@ def sweep(
 
     1. every setting of the grid is trained without the examples `select`, in WORKDIR/select/SETTING;
     2. the one with the best `config.eval.best` on `select` wins, of equal ones that with the lower
-       loss; one whose loss ceased to be finite cannot;
+       loss; one whose loss ceased to be finite, or whose metric is not a number, cannot;
     3. it is trained on all examples, `select` included, with `seeds` seeds from `config.seed` on, in
        WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`.
 
@@ -73,13 +75,17 @@ def sweep(
     workdir = storage.locate_to_save(workdir, "--workdir")
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
+    held_out = {"data.train_split": part, "data.eval_split": select}
+    name, first = next(iter(settings.items()))
+    order = _metric_order_of(with_fields(config, first | held_out), workdir / "select" / name)
+    logging.info("settings are compared by %s", order.text())
     tried = []
     for number, (name, setting) in enumerate(settings.items(), start=1):
         logging.info(
             "setting %d of %d, %s: trained on %s, judged on %s; then %d runs of the best one",
             number, len(settings), name, part, select, seeds,
         )  # fmt: skip
-        run = with_fields(config, {**setting, "data.train_split": part, "data.eval_split": select})
+        run = with_fields(config, setting | held_out)
         try:
             result = result_of(run, workdir / "select" / name)
         except NonFiniteError as error:
@@ -89,9 +95,9 @@ def sweep(
     survived = [trial for trial in tried if trial[1]]
     if not survived:
         raise NonFiniteError(f"the loss of every setting in {workdir}/select ceased to be finite")
-    best, sign = best_metric(config.eval.best, survived[0][1])
+    best = order.metric
     metrics = list(dict.fromkeys((best, *(["loss"] if "loss" in survived[0][1] else []))))
-    chosen = min(survived, key=lambda trial: (-sign * trial[1][best], trial[1].get("loss", 0.0)))[0]
+    chosen = choose_setting(tried, order)
     final = []
     for number, seed in enumerate(range(config.seed, config.seed + seeds), start=1):
         logging.info(
@@ -109,6 +115,40 @@ def sweep(
     if jax.process_index() == 0:
         places.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
     return summary
+
+
+def choose_setting(tried: Sequence[tuple[dict, dict[str, float]]], order: MetricOrder) -> dict:
+    """The setting that wins.
+
+    Args:
+      tried: each setting with its metrics; {} where it diverged.
+
+    Raises:
+      NonFiniteError: the metric of none is a number.
+    """
+    known = [
+        (setting, result)
+        for setting, result in tried
+        if result and not math.isnan(order.of(result))
+    ]
+    if not known:
+        raise NonFiniteError(f"{order.metric} of every setting is not a number")
+
+    def quality(trial: tuple[dict, dict[str, float]]) -> tuple[float, float]:
+        _, result = trial
+        loss = MetricOrder("loss", "min").score(result.get("loss", 0.0))
+        return order.score(order.of(result)), loss
+
+    return max(known, key=quality)[0]
+
+
+def _metric_order_of(config: ConfigDict, workdir: epath.Path) -> MetricOrder:
+    """By what the settings are compared. Raises `ConfigError` where a run would, or if that is not known."""
+    run = resolve(config, workdir)
+    source = sources.open_train(run.data)
+    subject = subject_of(assembly_for(run, source), source)
+    suite = evaluation.make(run.eval.evaluators, subject)
+    return suite.metric_order(run.eval.best)
 
 
 def divide(train_split: str, select: str = "") -> tuple[str, str, str]:

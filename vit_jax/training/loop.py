@@ -30,7 +30,7 @@ from vit_jax.training.upkeep.audit import CordonHost, WrongState
 from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.upkeep.clock import Clock
 from vit_jax.training.upkeep.device_checks import DeviceChecks
-from vit_jax.training.upkeep.goals import Goals
+from vit_jax.training.upkeep.goals import Goals, find_metric_order
 from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.upkeep.preemption import Interrupted, StopRequest
 from vit_jax.training.upkeep.programs import Programs
@@ -163,7 +163,11 @@ class _Run:
         self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
-        self.goals, self.ended = Goals(config.eval, saved), saved.get("ended", "")
+        self.order = find_metric_order(config, suite)
+        if self.order:
+            logging.info("evaluations are compared by %s", self.order.text())
+        self.goals = Goals(config.eval, self.order, saved)
+        self.ended = saved.get("ended", "")
         best = kept.best and self.goals.best
         self.checkpoints.keep_best(best["step"] if best else None)
 
@@ -310,8 +314,7 @@ class _Run:
             now = {
                 "seconds": self.clock.training_seconds,
                 "goodput": self.clock.read(),
-                "best": self.goals.best,
-                "reached": self.goals.reached,
+                **self.goals.saved(),
                 "ended": self.ended,
                 "window": self.meter.window(),
             }
