@@ -346,14 +346,22 @@ class _Run:
         scalars = {f"eval/{name}": value for name, value in self.results.items()}
         self.meter.write(step, scalars | (compared.scalars if compared else {}))
         is_best = self.goals.add(step, self.results, self.clock)
-        if is_best and self.config.checkpoint.best:
-            self._save_by(self.checkpoints.save, step)
-            self.checkpoints.keep_best(step)
+        if is_best:
+            self._keep_best(step)
         if compared:
             logging.info("%s", compared.sentence)
             self.writers.write_texts(step, {"reference": compared.sentence})
             if compared.error:
                 raise compared.error
+
+    def _keep_best(self, step: int) -> None:
+        """Notes that the evaluation after `step` is the best, and keeps its checkpoint where the config says so."""
+        is_kept = self.config.checkpoint.best
+        if is_kept:
+            self._save_by(self.checkpoints.save, step)
+        self.goals.write_best(self.workdir)
+        if is_kept:
+            self.checkpoints.keep_best(step)
 
     def _interrupt(self, step: int) -> None:
         """Saves and says so. Raises `Interrupted`."""

@@ -2,11 +2,16 @@
 too many evaluations without a better one (`eval.patience`), or where the target is reached (`eval.target`).
 """
 
+import json
 from typing import Any
 
+import jax
 from absl import logging
+from etils import epath
 
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints.reading import BEST_RECORD
 from vit_jax.config import Config, Eval
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.metric_order import MetricOrder
@@ -119,6 +124,11 @@ class Goals:
         if self.best:
             self.best = self.best | {"since": self._since}
         return False
+
+    def write_best(self, workdir: epath.Path) -> None:
+        """Writes the best evaluation beside the checkpoints, by process 0: the last is made when all are saved."""
+        if jax.process_index() == 0:
+            places.write_whole(workdir / BEST_RECORD, json.dumps(self.best) + "\n")
 
     def end_the_run(self) -> str:
         """Why the run is to end; '' if it continues."""
