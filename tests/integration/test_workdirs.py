@@ -25,6 +25,7 @@ from vit_jax.checkpoints import committing, descriptions, reading
 from vit_jax.devices import processes
 from vit_jax.interchange import formats
 from vit_jax.training import guards
+from vit_jax.training.upkeep.preemption import Interrupted
 from vit_jax.training.upkeep.writers import JsonLinesWriter
 
 
@@ -263,6 +264,30 @@ def test_the_best_is_that_of_the_result_where_the_last_evaluation_is_the_best(
     (tmp_path / "run" / "best.json").write_text('{"step": 4}')
     with pytest.raises(reading.CheckpointError, match="no checkpoint of step 4"):
         reading.find_checkpoint(tmp_path / "run" / "best")
+
+
+def test_an_evaluation_that_is_due_where_a_stop_comes_is_made_first_by_the_next_start(
+    tiny_config, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    config = tiny_config(duration="12 steps", eval__every="4 steps", eval__patience=9)
+    config.checkpoint.best = True
+
+    def stop(step: int, metrics: dict) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        vit_jax.train(config, tmp_path, callbacks=[stop])
+    config.eval.patience = 1
+    config.eval.best = "examples:max"  # always the same
+    assert vit_jax.train(config, tmp_path)["step"] == 8
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if "eval/loss" in line] == [4, 8]
+    assert vit_jax.train(config, tmp_path)["step"] == 8
+    assert "ended after step 8 of 12: no better examples in 1" in caplog.text
+    config.eval.patience = 3
+    assert vit_jax.train(config, tmp_path)["step"] == 12
 
 
 def test_a_commit_without_the_shards_of_a_process_fails_and_a_whole_one_keeps_no_mark(

@@ -85,6 +85,24 @@ def test_what_was_saved_by_another_metric_is_not_compared_with_the_present_one(c
     assert Goals(Eval(), ACCURACY, earlier).best == earlier["best"]
 
 
+def test_an_ended_run_says_why_and_continues_with_more_patience_or_another_target(clock, caplog):
+    caplog.set_level("INFO")
+    goals = Goals(Eval(patience=1), ACCURACY, {})
+    for step in (10, 20):
+        goals.add(step, {"accuracy": 0.5}, clock)
+    saved = goals.saved() | {"ended": goals.end_the_run()}
+    again = Goals(Eval(patience=1), ACCURACY, saved)
+    again.log_ended(20, 90, again.ended_before(saved))
+    assert "step 20 of 90: no better accuracy in 1" in caplog.text
+    assert "set --config.eval.patience above 1" in caplog.text
+    assert Goals(Eval(patience=2), ACCURACY, saved).ended_before(saved) == ""
+    by_callback = goals.saved() | {"ended": "its callback", "ended_by_goals": False}
+    patient = Goals(Eval(), ACCURACY, by_callback)
+    assert patient.ended_before(by_callback) == "its callback"
+    patient.log_ended(20, 90, "its callback")
+    assert "--config.init_from" in caplog.text
+
+
 def test_the_seconds_of_a_process_count_from_its_start():
     code = (
         "import time; time.sleep(0.5); from vit_jax.training.upkeep import provenance; "

@@ -166,8 +166,9 @@ class _Run:
         self.order = find_metric_order(config, suite)
         if self.order:
             logging.info("evaluations are compared by %s", self.order.text())
-        self.goals = Goals(config.eval, self.order, saved)
-        self.ended = saved.get("ended", "")
+        self._continue_from(saved)
+        if self.ended:
+            self.goals.log_ended(int(self.state.step), self.assembly.total_steps, self.ended)
         best = kept.best and self.goals.best
         self.checkpoints.keep_best(best["step"] if best else None)
 
@@ -197,6 +198,10 @@ class _Run:
 
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
+        if self.evaluation_is_due and not self.ended:
+            self._evaluate(step)
+            self.ended = self.goals.end_the_run()
+        self.evaluation_is_due = False
         if not self.ended:
             with (
                 loader.train_batches(
@@ -257,6 +262,8 @@ class _Run:
                     self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
+                # The exit does not wait for it: the next start makes it first.
+                self.evaluation_is_due = step < total and _due(step, eval_every)
                 return True
             if step == total:  # saved first, and then evaluated, when the loader is closed
                 return False
@@ -316,6 +323,7 @@ class _Run:
                 "goodput": self.clock.read(),
                 **self.goals.saved(),
                 "ended": self.ended,
+                "evaluation_is_due": self.evaluation_is_due,
                 "window": self.meter.window(),
             }
             save(step, parts, self.description | now, self.checks.marks_of(parts))
@@ -385,6 +393,12 @@ class _Run:
         self.checks.start(int(state.step), state)
         return state
 
+    def _continue_from(self, saved: dict) -> None:
+        """Takes what a checkpoint says of the evaluations before it."""
+        self.goals = Goals(self.config.eval, self.order, saved)
+        self.ended = self.goals.ended_before(saved)
+        self.evaluation_is_due = saved.get("evaluation_is_due", False)
+
     def _roll_back(self, bad: BadStep) -> None:
         """Goes back to the last checkpoint, and on without the data of a bad step."""
         back_to = self._restore()
@@ -404,6 +418,7 @@ class _Run:
             self.state = self._start()
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
+            self._continue_from(saved)
         step = int(self.state.step)
         self.meter.rewind(step, saved.get("window", ()))
         return step

@@ -87,7 +87,32 @@ class Goals:
 
     def saved(self) -> dict[str, Any]:
         """What is saved with a checkpoint, from which `__init__` continues."""
-        return {"best": self.best, "reached": self.reached, "since": self._since}
+        return {
+            "best": self.best,
+            "reached": self.reached,
+            "since": self._since,
+            "ended_by_goals": bool(self._reason()),
+        }
+
+    def ended_before(self, saved: dict) -> str:
+        """Why the run that was saved has ended, by what counts now; '' if it continues. With more patience, or another
+        target, a run continues that was ended by these. One that a callback has ended does not.
+        """
+        if reason := self._reason():
+            return reason
+        return "" if saved.get("ended_by_goals") else saved.get("ended", "")
+
+    def log_ended(self, step: int, total_steps: int, reason: str) -> None:
+        """Logs why a run is not trained on, and how it would be."""
+        how = "continue from it in another --workdir with --config.init_from"
+        if self.reached:
+            how = "set another --config.eval.target"
+        elif self._reason():
+            how = f"set --config.eval.patience above {self._since}, or to 0"
+        logging.info(
+            "this run has ended after step %d of %d: %s. It is evaluated and not trained on; to train on, %s",
+            step, total_steps, reason, how,
+        )  # fmt: skip
 
     def add(self, step: int, metrics: dict[str, float], clock: Clock) -> bool:
         """Judges the metrics of an evaluation after `step`: whether it is the best so far.
@@ -131,19 +156,25 @@ class Goals:
             places.write_whole(workdir / BEST_RECORD, json.dumps(self.best) + "\n")
 
     def end_the_run(self) -> str:
-        """Why the run is to end; '' if it continues."""
-        best, patience, reached = self.best, self._config.patience, self.reached
+        """Why the run is to end, which is logged; '' if it continues."""
+        reason = self._reason()
+        if not reason:
+            return ""
+        if self.reached:
+            seconds = self.reached["seconds"]
+            logging.info("%s, %.1f s after the start of the process", reason, seconds)
+            return reason
+        best = "all are NaN"
+        if self.best:
+            best = f"the best is {self.best['value']:.4g}, of step {self.best['step']}"
+        logging.info("%s: %s (config.eval.patience)", reason, best)
+        return reason
+
+    def _reason(self) -> str:
+        patience = self._config.patience
+        reached = self.reached
         if reached:
-            reason = f"{reached['metric']} {reached['value']:.4g} reaches config.eval.target = {reached['target']:g}"
-            logging.info("%s, %.1f s after the start of the process", reason, reached["seconds"])
-            return reason
+            return f"{reached['metric']} {reached['value']:.4g} reaches config.eval.target = {reached['target']:g}"
         if patience and self._since >= patience:
-            reason = f"no better {self._order.metric} in {patience} evaluations"
-            of_best = (
-                f"the best is {best['value']:.4g}, of step {best['step']}"
-                if best
-                else "all are NaN"
-            )
-            logging.info("%s: %s (config.eval.patience)", reason, of_best)
-            return reason
+            return f"no better {self._order.metric} in {patience} evaluations"
         return ""
