@@ -164,14 +164,14 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
 
 
 def declared_direction(metric: str) -> str:
-    """Which way is good of a metric in a file, of which only the name is known: 'max' or 'min', as the evaluator of
-    this package with that prefix declares it; '' if there is none.
+    """Which way is good of a metric of a file, 'max' or 'min', as the evaluators of this package declare it; '' if none
+    does. Which evaluator has found it is not known: a suite names its parts by their data.
     """
     prefix, _, name = metric.partition("/")
-    if prefix in EVALUATORS:
-        return EVALUATORS[prefix].direction(name)
-    own = (EVALUATORS[evaluator].direction(metric) for evaluator in _UNPREFIXED)
-    return next(filter(None, own), "")
+    names = [prefix] if prefix in EVALUATORS else EVALUATORS
+    declared = {EVALUATORS[kind].direction(part) for kind in names for part in (metric, name)}
+    declared.discard("")
+    return declared.pop() if len(declared) == 1 else ""
 
 
 def is_share(metric: str) -> bool:

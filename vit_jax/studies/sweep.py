@@ -8,7 +8,6 @@ Each is an ordinary run in a folder of its own, which resumes by itself. What on
 
 import dataclasses
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -113,7 +112,7 @@ def sweep(
         **{name: _spread([trial[name] for trial in final]) for name in metrics},
     }  # fmt: skip
     if jax.process_index() == 0:
-        places.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
+        places.write_whole(workdir / "sweep.json", places.json_text(summary, indent=1) + "\n")
     return summary
 
 
@@ -290,9 +289,13 @@ def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
         raise ConfigError(
             f"{workdir} holds a run with another config, in {'; '.join(changed)}. Use another --workdir"
         )
-    return ended
+    # In the file a number that is not finite is null; what else may be missing is no metric.
+    metrics = {name: math.nan for name, value in ended.items() if value is None}
+    return ended | {name: nan for name, nan in metrics.items() if name not in ("best", "reached")}
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:
-    std = statistics.stdev(values) if len(values) > 1 else None
+    std = None
+    if len(values) > 1:
+        std = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
     return {"mean": math.fsum(values) / len(values), "std": std}

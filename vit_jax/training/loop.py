@@ -2,7 +2,6 @@
 
 import contextlib
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -35,6 +34,7 @@ from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.upkeep.preemption import Interrupted, StopRequest
 from vit_jax.training.upkeep.programs import Programs
 from vit_jax.training.upkeep.progress import Meter, Profiler, make_writers
+from vit_jax.training.upkeep.save_times import SaveTimes
 from vit_jax.training.upkeep.stragglers import Stragglers
 from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
@@ -175,8 +175,17 @@ class _Run:
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
         writers = self.writers = Writers(make_writers(self.workdir, self.config), self.callbacks)
-        step, window = int(self.state.step), self.start.saved.get("window", ())
-        self.meter = Meter(self.assembly, len(self.source), writers, self.clock, step, window)
+        step = int(self.state.step)
+        saved = self.start.saved
+        self.meter = Meter(
+            self.assembly,
+            len(self.source),
+            writers,
+            self.clock,
+            step,
+            saved.get("window", ()),
+            saved.get("window_skipped"),
+        )
         writers.write_texts(step, {"config": textwrap.indent(self.recipe, "    ")})
         try:
             while True:
@@ -236,7 +245,8 @@ class _Run:
         durations = (config.log.every, config.eval.every, kept.every, kept.local_every)
         log_every, eval_every, save_every, local_every = map(self.assembly.to_steps, durations)
         self.meter.batches = batches
-        first, saved_at = int(self.state.step) + 1, time.monotonic()
+        first = int(self.state.step) + 1
+        timed = SaveTimes(kept.every_minutes, first - 1)
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
             if not self.train_step.is_compiled(batch):
@@ -277,9 +287,11 @@ class _Run:
                 return False
             if self.tier and _due(step, local_every):
                 self._save_by(self.tier.save, step)
-            if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
+            with self.clock.waiting():
+                time_has_passed = timed.is_due(step)
+            if _due(step, save_every) or time_has_passed:
                 self._save_by(self.checkpoints.save, step)
-                saved_at = time.monotonic()
+                timed.saved(step)
         return self.stop.requested  # while it waited for a batch
 
     def _compile(self, step: int, batch: dict) -> None:
@@ -299,15 +311,6 @@ class _Run:
         self.programs.keep()
         self.clock.training()
 
-    def _time_to_save(self, saved_at: float) -> bool:
-        """Whether `every_minutes` have passed; the clock of process 0 decides for all. Asked only
-        where all wait for the devices anyway.
-        """
-        every = self.config.checkpoint.every_minutes
-        due = (time.monotonic() - saved_at) / 60 >= every
-        with self.clock.waiting():
-            return every > 0 and processes.broadcast_from_first("save by time", str(due)) == "True"
-
     def _save_now(self, step: int) -> None:
         self._save_by(self.checkpoints.save_now, step)
         if self.tier:
@@ -325,6 +328,7 @@ class _Run:
                 "ended": self.ended,
                 "evaluation_is_due": self.evaluation_is_due,
                 "window": self.meter.window(),
+                "window_skipped": self.meter.skipped,
             }
             save(step, parts, self.description | now, self.checks.marks_of(parts))
 
@@ -336,7 +340,7 @@ class _Run:
         except NonFiniteError as error:
             continues = isinstance(error, BadStep)  # from an earlier step
             if step is not None and not continues:
-                self.meter.log(step)
+                self.meter.log(step, with_skipped=True)
             raise
 
     def _evaluate(self, step: int) -> None:
@@ -420,7 +424,7 @@ class _Run:
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
             self._continue_from(saved)
         step = int(self.state.step)
-        self.meter.rewind(step, saved.get("window", ()))
+        self.meter.rewind(step, saved.get("window", ()), saved.get("window_skipped"))
         return step
 
 

@@ -2,7 +2,6 @@
 too many evaluations without a better one (`eval.patience`), or where the target is reached (`eval.target`).
 """
 
-import json
 from typing import Any
 
 import jax
@@ -104,14 +103,14 @@ class Goals:
 
     def log_ended(self, step: int, total_steps: int, reason: str) -> None:
         """Logs why a run is not trained on, and how it would be."""
-        how = "continue from it in another --workdir with --config.init_from"
+        advice = "continue from it in another --workdir with --config.init_from"
         if self.reached:
-            how = "set another --config.eval.target"
+            advice = "set another --config.eval.target"
         elif self._reason():
-            how = f"set --config.eval.patience above {self._since}, or to 0"
+            advice = f"set --config.eval.patience above {self._since}, or to 0"
         logging.info(
             "this run has ended after step %d of %d: %s. It is evaluated and not trained on; to train on, %s",
-            step, total_steps, reason, how,
+            step, total_steps, reason, advice,
         )  # fmt: skip
 
     def add(self, step: int, metrics: dict[str, float], clock: Clock) -> bool:
@@ -153,7 +152,7 @@ class Goals:
     def write_best(self, workdir: epath.Path) -> None:
         """Writes the best evaluation beside the checkpoints, by process 0: the last is made when all are saved."""
         if jax.process_index() == 0:
-            places.write_whole(workdir / BEST_RECORD, json.dumps(self.best) + "\n")
+            places.write_whole(workdir / BEST_RECORD, places.json_text(self.best) + "\n")
 
     def end_the_run(self) -> str:
         """Why the run is to end, which is logged; '' if it continues."""
