@@ -28,7 +28,7 @@ from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.few_shot import choose, fit_linear
 from vit_jax.evaluation.metric_order import MetricOrder
-from vit_jax.evaluation.neighbours import nearest
+from vit_jax.evaluation.neighbours import NeighbourOptions, _make_vote, nearest
 from vit_jax.evaluation.progress import with_progress
 from vit_jax.models import registry
 
@@ -184,6 +184,17 @@ def test_of_equal_neighbours_the_first_counts():
     with jax.set_mesh(mesh):
         _, found = jax.jit(lambda b, q: nearest(b, q, 5, mesh))(bank, jnp.ones((1, 1)))
     np.testing.assert_array_equal(found, [[0, 1, 2, 3, 4]])
+
+
+def test_top_5_counts_only_classes_that_neighbours_vote_for():
+    mesh = meshes.replica_mesh()
+    features = jnp.eye(8, dtype=jnp.float32)
+    labels = jnp.arange(8, dtype=jnp.int32)
+    bank = Features(features[None], labels[None], jnp.ones((1, 8)))
+    queries = Features(features[5:], jnp.zeros(3, jnp.int32), jnp.ones(3))
+    with jax.set_mesh(mesh):
+        counts = _make_vote(NeighbourOptions(k=(1,)), 8, 8, mesh)(bank, queries)
+    assert int(counts["top5_accuracy"]) == int(counts["accuracy"]) == 0
 
 
 def test_metrics_have_the_prefix_of_their_evaluator(context, caplog):

@@ -32,6 +32,19 @@ from vit_jax.training.loop import train
 from vit_jax.training.upkeep.health import NonFiniteError
 from vit_jax.training.with_data import assembly_for, subject_of
 
+# What a sweep sets in its runs, or judges them by, and how it is said instead.
+_NOT_IN_A_GRID = {
+    "data.train_split": "set the examples to choose by with --select",
+    "data.eval_split": "set the examples to choose by with --select",
+    "seed": "the best setting is repeated with --seeds seeds from --config.seed on",
+    "eval.best": "all settings are compared by one metric: set --config.eval.best",
+    "eval.evaluators": "all settings are compared by one metric: set --config.eval.evaluators",
+    "eval.patience": "the last runs are not ended early: set --config.eval.patience for all settings",
+    "eval.target": "the last runs are not ended early: set --config.eval.target for all settings",
+}
+# Examples that a run is judged on in the end must not say when it ends.
+_NOT_ENDED_EARLY = {"eval.patience": 0, "eval.target": None}
+
 
 def sweep(
     config: ConfigDict,
@@ -47,7 +60,9 @@ def sweep(
     2. the one with the best `config.eval.best` on `select` wins, of equal ones that with the lower
        loss; one whose loss ceased to be finite, or whose metric is not a number, cannot;
     3. it is trained on all examples, `select` included, with `seeds` seeds from `config.seed` on, in
-       WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`.
+       WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`, which ends none of these runs early.
+
+    With `config.eval.patience` a setting is judged by its best evaluation, else by its last.
 
     Started again, it continues: runs that have ended are not repeated.
 
@@ -86,7 +101,7 @@ def sweep(
         )  # fmt: skip
         run = with_fields(config, setting | held_out)
         try:
-            result = result_of(run, workdir / "select" / name)
+            result = _judged(result_of(run, workdir / "select" / name), order, config)
         except NonFiniteError as error:
             logging.warning("%s: %s", name, error)
             result = {}
@@ -103,7 +118,8 @@ def sweep(
             "run %d of %d of the best setting, %s: seed %d, trained on %s",
             number, seeds, folder_name(chosen), seed, whole,
         )  # fmt: skip
-        run = with_fields(config, {**chosen, "data.train_split": whole, "seed": seed})
+        last = {"data.train_split": whole, "seed": seed, **_NOT_ENDED_EARLY}
+        run = with_fields(config, chosen | last)
         final.append({"seed": seed, **result_of(run, workdir / "final" / f"seed_{seed}")})
     summary = {
         "train": part, "select": select, "all": whole, "metrics": metrics,
@@ -114,6 +130,14 @@ def sweep(
     if jax.process_index() == 0:
         places.write_whole(workdir / "sweep.json", places.json_text(summary, indent=1) + "\n")
     return summary
+
+
+def _judged(result: dict, order: MetricOrder, config: ConfigDict) -> dict:
+    """The result of a setting with the value by which it is judged."""
+    best = result.get("best")
+    if not config.eval.patience or not best or best["metric"] != order.metric:
+        return result
+    return result | {order.metric: best["value"]}
 
 
 def choose_setting(tried: Sequence[tuple[dict, dict[str, float]]], order: MetricOrder) -> dict:
@@ -213,6 +237,10 @@ def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dic
     for field in grid:
         if field not in known:
             raise ConfigError(f"--grid: config has no field {field}{nearest(field, known)}")
+        if field in _NOT_IN_A_GRID:
+            raise ConfigError(
+                f"--grid={field}: a sweep sets this field itself: {_NOT_IN_A_GRID[field]}"
+            )
     points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
     settings = {folder_name(point): point for point in points}
     if not grid or len(settings) < len(points) or not points:
