@@ -41,7 +41,9 @@ from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 from vit_jax.recipes import user_files
 
-FOLDER, BEST, LAST = "checkpoints", "best", "last"
+FOLDER = "checkpoints"
+BEST = "best"
+LAST = "last"
 BEST_RECORD = "best.json"
 _AT_STEP = re.compile(r"(.+)@(\d+)")
 RECIPE = "config.py"  # the config of a run, beside its checkpoints
@@ -52,7 +54,7 @@ COMMITTED = "commit_success.txt"
 
 def find_checkpoint(path: epath.PathLike) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
-    `checkpoints`, or what `resolve_name` makes of it.
+    `checkpoints`, or the one that `resolve_name` finds.
 
     Raises:
       CheckpointError: there is none.
@@ -98,7 +100,7 @@ def _best_checkpoint(workdir: epath.Path) -> epath.Path:
     """The checkpoint of a run's best evaluation."""
     steps = saved_steps(workdir / FOLDER)
     best = (newest_description(workdir) or {}).get("best")
-    # What a later checkpoint says of itself was known after this file was written.
+    # A later checkpoint was saved after this file was written, and names the best itself.
     record = places.read_json(workdir / BEST_RECORD)
     if record and steps and record["step"] == steps[-1]:
         best = record

@@ -131,8 +131,8 @@ class Evaluator:
         return None
 
     def main_metric(self) -> str:
-        """The metric by which models are compared unless `config.eval.best` names one; '' if there is none. By default
-        the only one whose direction is declared, which is no pattern.
+        """The metric that counts unless `config.eval.best` names one; '' if there is none. By default the one metric
+        with a declared direction, if there is exactly one and it is no pattern.
         """
         declared = (*self.high_is_good, *self.low_is_good)
         return declared[0] if len(declared) == 1 and "*" not in declared[0] else ""

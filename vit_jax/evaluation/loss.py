@@ -29,7 +29,7 @@ class Loss(Evaluator):
     """
 
     Options = EvaluatorOptions
-    low_is_good = ("loss", "*_loss")  # that of each term of a sum too
+    low_is_good = ("loss", "*_loss")  # the second: each term of a sum
 
     def __init__(self, options: EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)

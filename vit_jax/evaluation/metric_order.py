@@ -1,5 +1,5 @@
-"""How models are compared: by one metric, of which it is declared whether high or low is good. Which metrics an
-evaluator has, and which way is good, says the evaluator (`contract`); which of a run's is meant, `Suite.metric_order`.
+"""How models are compared: by one metric and its direction. An evaluator declares its metrics and their directions
+(`contract`); `Suite.metric_order` finds the metric of a run.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class MetricOrder:
         return metrics[self.metric]
 
     def score(self, value: float) -> float:
-        """A number that is higher for a better value; lower than all others for one that is not a number."""
+        """A number that is higher for a better value, and lowest for NaN."""
         return rank(DIRECTIONS[self.direction] * value)
 
     def is_better(self, value: float, other: float | None) -> bool:
@@ -52,5 +52,5 @@ class MetricOrder:
 
 
 def rank(score: float) -> float:
-    """What scores, of which higher is better, are ordered by: what is not a number comes last."""
+    """The score to sort by, higher is better: NaN sorts last."""
     return -math.inf if math.isnan(score) else score

@@ -123,7 +123,9 @@ def read_run(folder: epath.Path, name: str) -> Run:
     diverged = loss is not None and not math.isfinite(loss[1][-1])
     state = "no metrics"
     if curves:
-        state = "done" if ended else "diverged" if diverged else "unfinished"
+        state = "diverged" if diverged else "unfinished"
+    if curves and ended:
+        state = "done"
     goodput = places.read_json(folder / GOODPUT) or {}
     seconds = goodput.get("seconds", {})
     total = sum(seconds.values())

@@ -32,7 +32,7 @@ from vit_jax.training.loop import train
 from vit_jax.training.upkeep.health import NonFiniteError
 from vit_jax.training.with_data import assembly_for, subject_of
 
-# What a sweep sets in its runs, or judges them by, and how it is said instead.
+# The fields that a sweep sets in its runs, or compares them by, and what to set instead.
 _NOT_IN_A_GRID = {
     "data.train_split": "set the examples to choose by with --select",
     "data.eval_split": "set the examples to choose by with --select",
@@ -317,9 +317,10 @@ def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
         raise ConfigError(
             f"{workdir} holds a run with another config, in {'; '.join(changed)}. Use another --workdir"
         )
-    # In the file a number that is not finite is null; what else may be missing is no metric.
-    metrics = {name: math.nan for name, value in ended.items() if value is None}
-    return ended | {name: nan for name, nan in metrics.items() if name not in ("best", "reached")}
+    # A metric that is not finite is null in the file; `best` and `reached` may be missing.
+    missing = [name for name, value in ended.items() if value is None]
+    metrics = [name for name in missing if name not in ("best", "reached")]
+    return ended | dict.fromkeys(metrics, math.nan)
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:
