@@ -174,8 +174,9 @@ class _Run:
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
-        writers = self.writers = Writers(make_writers(self.workdir, self.config), self.callbacks)
         step = int(self.state.step)
+        to_files = make_writers(self.workdir, self.config, step)
+        writers = self.writers = Writers(to_files, self.callbacks)
         saved = self.start.saved
         self.meter = Meter(
             self.assembly,

@@ -258,9 +258,9 @@ class Profiler:
             logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
 
 
-def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
+def make_writers(workdir: epath.Path, config: Config, step: int) -> metric_writers.Writers:
     """Console, JSON lines, TensorBoard and Weights & Biases of the first process; the others write
-    nothing.
+    nothing. The run continues from `step`.
     """
     if jax.process_index():
         return metric_writers.Writers()
@@ -271,7 +271,7 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
             (folder / metrics).write_bytes(places.read_bytes(workdir / metrics))
     writers = [metric_writers.ConsoleWriter(), metric_writers.JsonLinesWriter(folder / metrics)]
     if config.log.tensorboard:
-        writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
+        writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard", step))
     if config.log.wandb:
         from vit_jax.training.upkeep.wandb_writer import WandbWriter
 
