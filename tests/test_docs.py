@@ -210,6 +210,7 @@ def inside(sandbox, monkeypatch):
         plan.make_assembly(config, **data) and enough()
     ))  # fmt: skip
     monkeypatch.setattr(sweep, "train", enough)
+    monkeypatch.setattr(sweep, "_metric_order_of", enough)  # which opens the data
     for name in ("step", "inference"):
         monkeypatch.setattr(step, name, enough)
     monkeypatch.setattr(early_exit, "of_config", enough)

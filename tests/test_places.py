@@ -1,5 +1,6 @@
 """What a path is, and the primitives on it: the same in a folder and in buckets."""
 
+import json
 import os
 import subprocess
 import sys
@@ -109,3 +110,14 @@ for path in ("~/x", "~"):
     assert len(lines) == 4, done.stderr
     assert all(line.startswith("--workdir=~") and "set HOME" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_are_not_finite_are_null_in_files():
+    value = {
+        "a": [1.5, float("nan")],
+        "b": {"c": float("inf"), "d": None, "e": "NaN"},
+        "f": (2, True),
+    }
+    text = places.json_text(value)
+    expected = {"a": [1.5, None], "b": {"c": None, "d": None, "e": "NaN"}, "f": [2, True]}
+    assert json.loads(text) == expected

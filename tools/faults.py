@@ -82,6 +82,19 @@ FAULTS = {
         "training/loop.py", "best = kept.best and self.goals.best", "best = self.goals.best",
         _WORKDIRS + "test_the_best_step_is_kept_for_ever_only_where_the_config_says_so",
     ),
+    "best_of_the_last_evaluation_is_not_noted": Fault(
+        "training/loop.py", "        self.goals.write_best(self.workdir)\n", "",
+        _WORKDIRS + "test_the_best_is_that_of_the_result_where_the_last_evaluation_is_the_best",
+    ),
+    "evaluation_lost_at_a_stop": Fault(
+        "training/loop.py", "self.evaluation_is_due = step < total and _due(step, eval_every)", "pass",
+        _WORKDIRS + "test_an_evaluation_that_is_due_where_a_stop_comes_is_made_first_by_the_next_start",
+    ),
+    "nan_is_the_best": Fault(
+        "evaluation/metric_order.py", "        if math.isnan(value):\n            return False\n", "",
+        "tests/training/test_goals.py::"
+        "test_a_value_that_is_not_a_number_is_never_the_best_and_does_not_reset_patience",
+    ),
     "description_not_synced": Fault(
         "checkpoints/committing.py", "                    _sync(file)", "                    pass",
         _WHOLE + "test_a_checkpoint_is_on_the_disk_before_it_has_its_name",

@@ -674,7 +674,7 @@ class EvalSection(_Fields):
     evaluators: _Tuple
     'what is measured: names, or (name, {option: value}); of accuracy, loss, few_shot, knn, early_exit; (): accuracy, or of what is learned without labels the loss (default: ())'
     best: str
-    "the metric by which models are compared, e.g. knn/accuracy; METRIC:min or METRIC:max where its name does not tell; '': the first there is (default: '')"
+    "the metric by which models are compared, e.g. knn/accuracy; METRIC:min or METRIC:max where its evaluator does not say which is good; '': the main metric of the first evaluator (default: '')"
     patience: int
     'early stopping: end the run after this many evaluations without a better one; 0: never (default: 0)'
     target: float | None

@@ -70,7 +70,7 @@ class Eval:
     best: str = option(
         "",
         "the metric by which models are compared, e.g. knn/accuracy; METRIC:min or METRIC:max where "
-        "its name does not tell; '': the first there is",
+        "its evaluator does not say which is good; '': the main metric of the first evaluator",
     )
     patience: int = option(
         0,

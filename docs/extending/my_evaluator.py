@@ -21,6 +21,7 @@ class BalancedOptions(EvaluatorOptions):
 
 class Balanced(LogitsEvaluator):
     Options = BalancedOptions
+    high_is_good = ("mean", "lowest")
 
     def score(self, examples: Logits) -> dict[str, float]:
         best = examples.logits.argmax(-1)

@@ -24,10 +24,11 @@ from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
 from vit_jax.evaluation.classification import _table
-from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.few_shot import choose, fit_linear
-from vit_jax.evaluation.neighbours import nearest
+from vit_jax.evaluation.metric_order import MetricOrder
+from vit_jax.evaluation.neighbours import NeighbourOptions, _make_vote, nearest
 from vit_jax.evaluation.progress import with_progress
 from vit_jax.models import registry
 
@@ -185,6 +186,17 @@ def test_of_equal_neighbours_the_first_counts():
     np.testing.assert_array_equal(found, [[0, 1, 2, 3, 4]])
 
 
+def test_top_5_counts_only_classes_that_neighbours_vote_for():
+    mesh = meshes.replica_mesh()
+    features = jnp.eye(8, dtype=jnp.float32)
+    labels = jnp.arange(8, dtype=jnp.int32)
+    bank = Features(features[None], labels[None], jnp.ones((1, 8)))
+    queries = Features(features[5:], jnp.zeros(3, jnp.int32), jnp.ones(3))
+    with jax.set_mesh(mesh):
+        counts = _make_vote(NeighbourOptions(k=(1,)), 8, 8, mesh)(bank, queries)
+    assert int(counts["top5_accuracy"]) == int(counts["accuracy"]) == 0
+
+
 def test_metrics_have_the_prefix_of_their_evaluator(context, caplog):
     entries = (
         "accuracy",
@@ -271,20 +283,61 @@ def test_classes_are_matched_by_their_names(caplog):
         with_classes(Labels((None,), ()), ("dog", "cow"))
 
 
+class Own(Evaluator):
+    """One that says which way is good of one metric alone."""
+
+    high_is_good = ("recall",)
+
+    def metrics(self):
+        return ("recall", "val_loss")
+
+
+@pytest.fixture
+def suite(context):
+    knn = ("knn", {"data": {"train_split": "train[:64]"}})
+    made = evaluation.make(("accuracy", "classification", knn), context)
+    own = Own(Own.Options(), context)
+    return evaluation.Suite((*made.evaluators, ("own", own)))
+
+
 @pytest.mark.parametrize(
     ("best", "expected"),
     [
-        ("", ("accuracy", 1.0)), ("loss", ("loss", -1.0)), ("knn/accuracy", ("knn/accuracy", 1.0)),
-        ("x/loss", ("x/loss", -1.0)), ("accuracy:min", ("accuracy", -1.0)), ("loss:max", ("loss", 1.0)),
+        ("", ("accuracy", "max")), ("loss", ("loss", "min")), ("knn/accuracy", ("knn/accuracy", "max")),
+        ("classification/nll_scaled", ("classification/nll_scaled", "min")), ("accuracy:min", ("accuracy", "min")),
+        ("loss:max", ("loss", "max")), ("own/recall", ("own/recall", "max")),
+        ("own/val_loss:min", ("own/val_loss", "min")),
     ],
 )  # fmt: skip
-def test_the_best_metric_has_a_direction(best, expected):
-    metrics = dict.fromkeys(("accuracy", "loss", "knn/accuracy", "x/loss"), 0.5)
-    assert evaluation.best_metric(best, metrics) == expected
-    with pytest.raises(ConfigError, match="config.eval.best = 'acuracy' is no METRIC.*accuracy"):
-        evaluation.best_metric("acuracy", metrics)
-    with pytest.raises(ConfigError, match="METRIC:min or METRIC:max"):
-        evaluation.best_metric("loss:low", metrics)
+def test_an_evaluator_declares_which_way_is_good(suite, best, expected):
+    assert suite.metric_order(best) == MetricOrder(*expected)
+
+
+def test_a_direction_that_nobody_declares_is_asked_for(suite):
+    for best, field in (
+        ("own/val_loss", "own/val_loss:min"),
+        ("examples", "examples:max"),
+        ("acuracy", "'acuracy' is no METRIC.*accuracy"),
+        ("loss:low", "METRIC:min or METRIC:max"),
+        ("loss:", "METRIC:min or METRIC:max"),
+    ):
+        with pytest.raises(ConfigError, match=f"config.eval.best.*{field}"):
+            suite.metric_order(best)
+
+
+def test_an_own_evaluator_has_a_main_metric_if_it_declares_one_alone(context):
+    suite = evaluation.Suite((("own", Own(Own.Options(), context)),))
+    assert suite.metric_order("") == MetricOrder("own/recall", "max")
+    silent = type("Silent", (Own,), {"high_is_good": ()})
+    with pytest.raises(ConfigError, match="config.eval.best = ''.*own/recall, own/val_loss"):
+        evaluation.Suite((("own", silent(Own.Options(), context)),)).metric_order("")
+
+
+@pytest.mark.parametrize("name", list(evaluation.EVALUATORS))
+def test_each_evaluator_of_the_package_declares_its_main_metric(name):
+    kind = evaluation.EVALUATORS[name]
+    assert kind.main_metric is not Evaluator.main_metric
+    assert kind.high_is_good or kind.low_is_good
 
 
 def test_how_far_an_evaluation_is_is_logged_now_and_then(caplog):

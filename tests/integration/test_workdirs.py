@@ -23,7 +23,9 @@ from vit_jax.base import buckets, lock
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import committing, descriptions, reading
 from vit_jax.devices import processes
+from vit_jax.interchange import formats
 from vit_jax.training import guards
+from vit_jax.training.upkeep.preemption import Interrupted
 from vit_jax.training.upkeep.writers import JsonLinesWriter
 
 
@@ -242,6 +244,50 @@ def test_the_best_step_is_kept_for_ever_only_where_the_config_says_so(tiny_confi
     options["checkpoint__on_config_change"] = "allow"  # a longer run
     vit_jax.train(tiny_config(**options), tmp_path)
     assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
+
+
+def test_the_best_is_that_of_the_result_where_the_last_evaluation_is_the_best(
+    tiny_config, tmp_path, command
+):
+    options = {"checkpoint__keep": 1, "checkpoint__best": True, "eval__best": "loss"}
+    config = tiny_config(duration="8 steps", eval__every="4 steps", **options)
+    result = vit_jax.train(config, tmp_path / "run")
+    assert result["best"]["step"] == 8
+    assert reading.find_checkpoint(tmp_path / "run" / "best").name == "8"
+    for name in ("run/best", "run/last", "run@8"):
+        assert formats.read_checkpoint(tmp_path / name).run.folder.name == "8"
+    _, out, _ = command("show", str(tmp_path / "run" / "best"), "--json")
+    assert json.loads(out)["step"] == 8
+    with pytest.raises(reading.CheckpointError, match="no checkpoint of step 4 .*its steps are: 8"):
+        formats.read_checkpoint(tmp_path / "run@4")
+    # A later checkpoint says itself which was the best before it.
+    (tmp_path / "run" / "best.json").write_text('{"step": 4}')
+    with pytest.raises(reading.CheckpointError, match="no checkpoint of step 4"):
+        reading.find_checkpoint(tmp_path / "run" / "best")
+
+
+def test_an_evaluation_that_is_due_where_a_stop_comes_is_made_first_by_the_next_start(
+    tiny_config, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    config = tiny_config(duration="12 steps", eval__every="4 steps", eval__patience=9)
+    config.checkpoint.best = True
+
+    def stop(step: int, metrics: dict) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        vit_jax.train(config, tmp_path, callbacks=[stop])
+    config.eval.patience = 1
+    config.eval.best = "examples:max"  # always the same
+    assert vit_jax.train(config, tmp_path)["step"] == 8
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if "eval/loss" in line] == [4, 8]
+    assert vit_jax.train(config, tmp_path)["step"] == 8
+    assert "ended after step 8 of 12: no better examples in 1" in caplog.text
+    config.eval.patience = 3
+    assert vit_jax.train(config, tmp_path)["step"] == 12
 
 
 def test_a_commit_without_the_shards_of_a_process_fails_and_a_whole_one_keeps_no_mark(

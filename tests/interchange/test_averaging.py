@@ -1,6 +1,7 @@
 """Averages of models: uniform and greedy soups, the last checkpoints of a run."""
 
 import json
+import math
 
 import jax
 import numpy as np
@@ -110,6 +111,11 @@ def test_greedy_order_is_by_score_and_equal_averages_are_taken():
 
     assert greedy([0.8, 0.1, 0.9, 0.5], score) == [2, 3, 1]
     assert tried == [(2, 0), (2, 3), (2, 3, 1)]
+
+
+def test_a_greedy_soup_begins_with_no_model_whose_score_is_not_a_number_and_takes_none():
+    scores = {(1,): 0.5, (1, 2): 0.6, (1, 2, 0): math.nan}
+    assert greedy([math.nan, 0.5, 0.4], lambda numbers: scores[tuple(numbers)]) == [1, 2]
 
 
 def model_of(path, name: str, seed: int, **options) -> str:

@@ -86,6 +86,18 @@ def test_the_binary_loss_takes_no_smoothing():
         Supervised(SupervisedOptions(loss="binary", label_smoothing=0.1), context)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "binary"])
+@pytest.mark.parametrize("focal", [0.25, 0.9, 1.5])
+def test_the_focal_loss_has_a_gradient_at_sure_examples(kind, focal):
+    for gap in (15.0, 20.0, 200.0):
+        logits = jnp.array([[gap, -gap, -gap]])
+        targets = jnp.array([[1.0, 0.0, 0.0]])
+        gradient = jax.grad(lambda z, t=targets: cross_entropy(z, t, kind, focal=focal).sum())(
+            logits
+        )
+        assert jnp.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize(
     ("kind", "function"), [("softmax", "softmax"), ("sigmoid", "sigmoid"), ("binary", "sigmoid")]
 )

@@ -12,10 +12,12 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.commands import flags as cli
 from vit_jax.data import splits
+from vit_jax.evaluation.metric_order import MetricOrder
 from vit_jax.recipes.user_files import load_config
 from vit_jax.studies import sweep as sweeps
-from vit_jax.studies.sweep import divide, sweep, text
+from vit_jax.studies.sweep import _judged, choose_setting, divide, sweep, text
 from vit_jax.training.loop import train
+from vit_jax.training.upkeep.health import NonFiniteError
 
 TINY = {
     "model.name": "ViT-mu/8",
@@ -207,9 +209,49 @@ def test_examples_to_choose_by_must_be_some_of_those_to_train_on(train_split, se
         divide(train_split, select)
 
 
+@pytest.mark.slow
+def test_with_patience_the_last_runs_are_not_ended_early(cache, tmp_path):
+    options = {"eval__every": "2 steps", "eval__patience": 1, "eval__best": "examples:max"}
+    config = digits(cache, duration="6 steps", batch_size=32, **options)
+    summary = sweep(config, tmp_path, {"optim.lr": [1e-2]}, seeds=1)
+    chosen = json.loads((tmp_path / "select" / "optim.lr=0.01" / "result.json").read_text())
+    assert chosen["step"] == 4 and chosen["best"]["step"] == 2
+    assert summary["seeds"][0]["step"] == 6
+    assert config_of(tmp_path / "final" / "seed_0")["eval"]["patience"] == 0
+
+
+@pytest.mark.parametrize(("patience", "value"), [(1, 0.9), (0, 0.3)])
+def test_with_patience_a_setting_is_judged_by_its_best_evaluation(cache, patience, value):
+    best = {"metric": "accuracy", "value": 0.9}
+    order = MetricOrder("accuracy", "max")
+    config = digits(cache, eval__patience=patience)
+    assert _judged({"accuracy": 0.3, "best": best}, order, config)["accuracy"] == value
+
+
+def test_a_setting_whose_metric_is_not_a_number_does_not_win():
+    tried = [
+        ({"optim.lr": n}, {"accuracy": a, "loss": 1.0})
+        for n, a in enumerate((math.nan, 0.4, 0.6, 0.5))
+    ]
+    high, low = MetricOrder("accuracy", "max"), MetricOrder("accuracy", "min")
+    assert choose_setting([*tried, ({"optim.lr": 4}, {})], high) == {"optim.lr": 2}
+    assert choose_setting(tried, low) == {"optim.lr": 1}
+    with pytest.raises(NonFiniteError, match="accuracy of every setting"):
+        choose_setting(tried[:1], high)
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
+        (
+            {"data.train_split": ["train[:10%]", "train[:50%]"]},
+            "--grid=data.train_split: .*--select",
+        ),
+        ({"seed": [5, 6]}, "--grid=seed: .*--seeds"),
+        (
+            {"optim.lr": [0.1], "eval.patience": [1, 2]},
+            "--grid=eval.patience: .*--config.eval.patience",
+        ),
         ({"optim.lrr": [1]}, "config has no field optim.lrr; did you mean 'optim.lr'"),
         ({}, "no or the same settings twice"),
         ({"optim.lr": []}, "no or the same settings twice"),

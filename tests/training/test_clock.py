@@ -9,6 +9,7 @@ from etils import epath
 
 from vit_jax.config import Hosts
 from vit_jax.training.upkeep.clock import KINDS, Clock
+from vit_jax.training.upkeep.save_times import SaveTimes
 
 
 def test_every_second_counts_once_as_what_it_was_spent_on(tmp_path):
@@ -62,3 +63,19 @@ def test_steps_that_the_devices_still_work_on_are_not_counted_as_what_comes_afte
     with clock.during("evaluate", after=work(x)):
         pass
     assert clock.seconds["steps"] > 5 * clock.seconds["evaluate"]
+
+
+def test_a_save_is_due_by_time_after_any_step_whatever_is_logged():
+    at_once = SaveTimes(1e-9, 0)
+    assert at_once.is_due(1) and at_once.is_due(2)
+    at_once.saved(2)
+    assert at_once.is_due(3)
+    assert not SaveTimes(0.0, 0).is_due(1) and not SaveTimes(60.0, 0).is_due(1)
+
+
+def test_several_processes_ask_again_at_half_of_the_time_that_is_left():
+    times = SaveTimes(1.0, 100)
+    assert times._steps_to_wait(140, 20.0) == 40  # 2 steps a second, and 80 steps are left
+    assert times._steps_to_wait(101, 0.001) == 1  # one that was only dispatched
+    assert times._steps_to_wait(210, 55.0) == 5
+    assert times._steps_to_wait(220, 61.0) == 1

@@ -1,13 +1,17 @@
 """A run that was killed and resumed logs what one that was not logs."""
 
 import json
+import os
 import pathlib
 import shutil
+import signal
 
 import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY
+from vit_jax.checkpoints import reading
+from vit_jax.training.upkeep.preemption import Interrupted
 
 # Of this run's time, not of what it learned.
 _TIMED = {
@@ -54,3 +58,30 @@ def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_interrupted(
     (killed / "metrics.jsonl").write_text("".join(before))
     vit_jax.train(uninterrupted[1], killed)
     assert rows(killed) == whole and {1, 5, 10, 12} <= set(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped_after", range(1, 12))
+def test_a_run_that_is_stopped_after_any_step_concludes_what_one_that_is_not_does(
+    uninterrupted, stopped_after, tmp_path
+):
+    workdir, config = uninterrupted
+    config = config.copy_and_resolve_references()
+    config.log.every = "1 steps"
+
+    def stop(step: int, metrics: dict) -> None:
+        if step == stopped_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        vit_jax.train(config, tmp_path, callbacks=[stop])
+    result = vit_jax.train(config, tmp_path)
+    expected = json.loads((workdir / "result.json").read_text())
+    assert result["best"] == expected["best"] and result["loss"] == expected["loss"]
+
+    def evaluations(folder: pathlib.Path) -> dict[int, float]:
+        return {step: row["eval/loss"] for step, row in rows(folder).items() if "eval/loss" in row}
+
+    assert evaluations(tmp_path) == evaluations(workdir)
+    best = reading.find_checkpoint(tmp_path / "best")
+    assert best.name == str(expected["best"]["step"])

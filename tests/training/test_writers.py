@@ -26,15 +26,21 @@ HISTOGRAM = Histogram(*map(np.array, ([1, 2, 1], [0.0, 1.0, 2.0, 3.0], 6.0, 14.0
 
 def values_in(folder):
     """(step, value) of the only event file in a folder."""
-    from tensorboardX.proto.event_pb2 import Event
 
     (path,) = folder.iterdir()
+    return [(event.step, value) for event in events_in(path) for value in event.summary.value]
+
+
+def events_in(path):
+    """The events of a file."""
+    from tensorboardX.proto.event_pb2 import Event
+
     events, rest = [], path.read_bytes()
     while rest:  # TFRecord: length, its checksum, the event, its checksum
         (length,) = struct.unpack("<Q", rest[:8])
         events.append(Event.FromString(rest[12 : 12 + length]))
         rest = rest[16 + length :]
-    return [(event.step, value) for event in events for value in event.summary.value]
+    return events
 
 
 def test_tensorboard_files_hold_what_was_written(tmp_path):
@@ -45,6 +51,24 @@ def test_tensorboard_files_hold_what_was_written(tmp_path):
     assert values == [
         (3, "train/loss", 0.5), (3, "eval/accuracy", 0.25), (3, "speed/mfu", 2), (3, "optim/gradient_norm", 4),
     ]  # fmt: skip
+
+
+def test_tensorboard_forgets_what_a_killed_process_wrote_after_its_last_checkpoint(tmp_path):
+    from tensorboardX.proto.event_pb2 import SessionLog
+
+    for after, losses in ((0, {10: 4.0, 20: 3.0, 30: 2.9}), (20, {30: 2.0})):
+        writer = TensorBoardWriter(tmp_path, after)
+        for step, loss in losses.items():
+            writer.write_scalars(step, {"loss": loss})
+        writer.close()
+    files = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    starts = [
+        event.step
+        for path in files
+        for event in events_in(path)
+        if event.session_log.status == SessionLog.START
+    ]
+    assert starts == [1, 21]
 
 
 def test_tensorboard_shows_images_histograms_and_texts(tmp_path):

@@ -11,13 +11,14 @@ import difflib
 import errno
 import glob
 import json
+import math
 import os
 import re
 import shutil
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 # epath would use TensorFlow for buckets wherever it is installed, and import it.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -258,6 +259,21 @@ def upload(file: epath.PathLike, path: epath.PathLike) -> None:
     new = f"{os.fspath(path)}.new"
     shutil.copyfile(file, new)
     os.replace(new, path)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON that any reader takes: numbers that are not finite become null."""
+    return json.dumps(_without_nonfinite(value), indent=indent, allow_nan=False)
+
+
+def _without_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nonfinite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nonfinite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def read_json(path: epath.Path, kind: type = dict):

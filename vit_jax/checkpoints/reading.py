@@ -8,7 +8,10 @@ are in `interchange`.
     the path given          the checkpoint that is read
     a checkpoint itself     this one
     WORKDIR[/checkpoints]   the newest that was saved whole
-    WORKDIR/best            the one that the newest readable description names as the best
+    WORKDIR/best            the best: as the newest readable description says, or WORKDIR/best.json if that was
+                            found out after the newest was saved
+    WORKDIR/last            the newest that was saved whole
+    WORKDIR@STEP            the one of this step
 
     which one is damaged    what happens
     one that is read here   a `CheckpointError`: weights of another step are not what was asked for
@@ -16,6 +19,7 @@ are in `interchange`.
                             or from a newer state on local disks (`tiers`)
 """
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -37,7 +41,11 @@ from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 from vit_jax.recipes import user_files
 
-FOLDER, BEST = "checkpoints", "best"
+FOLDER = "checkpoints"
+BEST = "best"
+LAST = "last"
+BEST_RECORD = "best.json"
+_AT_STEP = re.compile(r"(.+)@(\d+)")
 RECIPE = "config.py"  # the config of a run, beside its checkpoints
 _LEFT_BY_RUNS = (".lock", "metrics.jsonl")
 # In a bucket Orbax writes this when all else of a checkpoint is there.
@@ -46,19 +54,12 @@ COMMITTED = "commit_success.txt"
 
 def find_checkpoint(path: epath.PathLike) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
-    `checkpoints`; for WORKDIR/best the one of the best evaluation.
+    `checkpoints`, or the one that `resolve_name` finds.
 
     Raises:
       CheckpointError: there is none.
     """
-    path = places.locate(path)
-    if path.name == BEST and not path.exists():
-        description = newest_description(path.parent) or {}
-        if not description.get("best"):
-            raise CheckpointError(
-                f"{path.parent} has no best checkpoint: it is kept with --config.checkpoint.best=True"
-            )
-        path = path.parent / FOLDER / str(description["best"]["step"])
+    path = resolve_name(places.locate(path))
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     for folder in (path, path / FOLDER):
@@ -71,6 +72,56 @@ def find_checkpoint(path: epath.PathLike) -> epath.Path:
     raise CheckpointError(
         f"{path} holds no checkpoint: give a run's workdir, its '{FOLDER}' folder, or one step below it"
     )
+
+
+def resolve_name(path: epath.Path) -> epath.Path:
+    """The checkpoint that WORKDIR/best, WORKDIR/last or WORKDIR@STEP names; any other path, and one that is there, as
+    it is.
+
+    Raises:
+      CheckpointError: the run has no such checkpoint.
+    """
+    if path.exists():
+        return path
+    if path.name == BEST and path.parent.exists():
+        return _best_checkpoint(path.parent)
+    if path.name == LAST and has_begun(path.parent):
+        return find_checkpoint(path.parent)
+    match = _AT_STEP.fullmatch(path.name)
+    if not match:
+        return path
+    workdir = path.with_name(match[1])
+    if not has_begun(workdir):
+        return path
+    return _checkpoint_at(workdir, int(match[2]), f"{path} names")
+
+
+def _best_checkpoint(workdir: epath.Path) -> epath.Path:
+    """The checkpoint of a run's best evaluation."""
+    steps = saved_steps(workdir / FOLDER)
+    best = (newest_description(workdir) or {}).get("best")
+    # A later checkpoint was saved after this file was written, and names the best itself.
+    record = places.read_json(workdir / BEST_RECORD)
+    if record and steps and record["step"] == steps[-1]:
+        best = record
+    if not best:
+        raise CheckpointError(
+            f"{workdir} has no best checkpoint: it is kept with --config.checkpoint.best=True"
+        )
+    why = "it is kept with --config.checkpoint.best=True; the best evaluation was"
+    return _checkpoint_at(workdir, best["step"], why)
+
+
+def _checkpoint_at(workdir: epath.Path, step: int, why: str) -> epath.Path:
+    """The checkpoint of a step. Raises `CheckpointError` if it is not there; `why` ends before 'step'."""
+    folder = workdir / FOLDER
+    steps = saved_steps(folder)
+    if step not in steps:
+        known = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(
+            f"{workdir} has no checkpoint of step {step} ({why} step {step}); its steps are: {known}"
+        )
+    return folder / str(step)
 
 
 def has_begun(path: epath.Path) -> bool:

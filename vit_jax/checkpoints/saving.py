@@ -81,10 +81,10 @@ class Checkpoints:
 
     def keep_best(self, step: int | None) -> None:
         """Keeps the checkpoint of this step from now on, whatever its age, and no longer an earlier
-        best one.
+        best one, which is deleted when the write under way has ended.
         """
         self._best = step
-        if _first():
+        if _first() and not self._committer.writing:
             self._delete(self._superfluous)
 
     def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:

@@ -274,7 +274,9 @@ def merge() -> None:
         models = [models[number] for number in chosen]
         result = {
             "averaged": [paths[number] for number in chosen],
-            judge.metric: {path: abs(score) for path, score in zip(paths, scores, strict=True)},
+            judge.order.metric: {
+                path: abs(score) for path, score in zip(paths, scores, strict=True)
+            },
         }
     formats.write_checkpoint(averaging.average(models), FLAGS.out, orbax.NAME)
     lines = [f"{len(models)} of {len(paths)} averaged: {FLAGS.out}", *result["averaged"]]

@@ -1,7 +1,6 @@
 """What the commands share: flags, and how they are parsed; those of the config are in `config_flags`."""
 
 import contextlib
-import json
 import math
 import re
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from vit_jax.base import logs
+from vit_jax.base import logs, places
 from vit_jax.commands import exit_codes
 
 FLAGS = flags.FLAGS
@@ -274,7 +273,7 @@ def require(**values: str) -> None:
 def print_result(result: dict | list, text: str, process: int = 0) -> None:
     """Prints a command's result, of several processes the first."""
     if process == 0:
-        print(json.dumps(result) if FLAGS.json else logs.printable(text))
+        print(places.json_text(result) if FLAGS.json else logs.printable(text))
 
 
 def own_flags() -> list[flags.Flag]:

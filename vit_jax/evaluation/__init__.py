@@ -19,6 +19,7 @@ from vit_jax.base.lazy_table import LazyTable
 from vit_jax.base.schema import nearest
 from vit_jax.base.settings import named_entries
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
+from vit_jax.evaluation.metric_order import DIRECTIONS, MetricOrder
 
 EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
     {
@@ -38,7 +39,6 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
 )
 _UNPREFIXED = ("accuracy", "loss", "segmentation")
 _SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
-_LOW_IS_GOOD = ("loss", "error", "nll", "brier", "ece", "mce")
 
 
 def register(name: str, evaluator: type[Evaluator]) -> None:
@@ -70,6 +70,53 @@ class Suite:
                 return None
             all_names += [f"{prefix}/{name}" if prefix else name for name in names]
         return all_names
+
+    def metric_order(self, best: str) -> MetricOrder:
+        """How models are compared by `config.eval.best`: METRIC, METRIC:min or METRIC:max; '': the main metric of
+        the first evaluator.
+
+        Raises:
+          ConfigError: there is no such metric, or an evaluator does not say which it is, or whether high or low is
+            good of it.
+        """
+        metric, _, direction = best.partition(":")
+        metric = metric or self._main_metric()
+        names = self.metrics()
+        if (names is not None and metric not in names) or (
+            ":" in best and direction not in DIRECTIONS
+        ):
+            raise ConfigError(
+                f"config.eval.best = {best!r} is no METRIC, METRIC:min or METRIC:max"
+                f"{nearest(metric, names or ())}"
+            )
+        direction = direction or self._direction(metric)
+        if not direction:
+            raise ConfigError(
+                f"config.eval.best = {best!r}: no evaluator says whether high or low is good of {metric!r}: set "
+                f"--config.eval.best={metric}:max or --config.eval.best={metric}:min, or list it in high_is_good or "
+                "low_is_good of its evaluator"
+            )
+        return MetricOrder(metric, direction)
+
+    def _main_metric(self) -> str:
+        """That of the first evaluator. Raises `ConfigError` if it has none."""
+        prefix, evaluator = self.evaluators[0]
+        metric = evaluator.main_metric()
+        if not metric:
+            names = self.metrics()
+            known = f", one of {', '.join(names)}" if names else ""
+            raise ConfigError(
+                f"config.eval.best = '' means the main metric of the first evaluator, and {prefix or 'that'} names "
+                f"none: set --config.eval.best=METRIC:max or METRIC:min{known}"
+            )
+        return f"{prefix}/{metric}" if prefix else metric
+
+    def _direction(self, metric: str) -> str:
+        """Which way is good, as the evaluator with the longest prefix of the metric's name declares it."""
+        for prefix, evaluator in sorted(self.evaluators, key=lambda pair: -len(pair[0])):
+            if not prefix or metric.startswith(f"{prefix}/"):
+                return evaluator.direction(metric.removeprefix(f"{prefix}/") if prefix else metric)
+        return ""
 
     def each(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -116,25 +163,15 @@ def make(entries: Sequence, context: EvalContext) -> Suite:
     return Suite(tuple(evaluators.items()))
 
 
-def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:
-    """The metric by which models are compared, and its sign: 1 if high is good, -1 if low is.
-
-    Args:
-      best: `config.eval.best`: METRIC, METRIC:min or METRIC:max; '': the first there is.
-      metrics: what evaluators found.
-
-    Raises:
-      ConfigError: there is no such metric.
+def declared_direction(metric: str) -> str:
+    """Which way is good of a metric of a file, 'max' or 'min', as the evaluators of this package declare it; '' if none
+    does. Which evaluator has found it is not known: a suite names its parts by their data.
     """
-    name, _, direction = best.partition(":")
-    name = name or next(iter(metrics))
-    if name not in metrics or direction not in ("", "min", "max"):
-        raise ConfigError(
-            f"config.eval.best = {best!r} is no METRIC, METRIC:min or METRIC:max"
-            f"{nearest(name, metrics)}"
-        )
-    low = direction == "min" or (not direction and name.split("/")[-1] in _LOW_IS_GOOD)
-    return name, -1.0 if low else 1.0
+    prefix, _, name = metric.partition("/")
+    names = [prefix] if prefix in EVALUATORS else EVALUATORS
+    declared = {EVALUATORS[kind].direction(part) for kind in names for part in (metric, name)}
+    declared.discard("")
+    return declared.pop() if len(declared) == 1 else ""
 
 
 def is_share(metric: str) -> bool:

@@ -26,6 +26,9 @@ class Accuracy(LogitsEvaluator):
     label at all is excluded (ImageNet-ReaL's rule, arXiv 2006.07159).
     """
 
+    high_is_good = ("accuracy", "top5_accuracy")
+    low_is_good = ("loss",)
+
     def __init__(self, options: EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)
         self._step, self._logged_unlabelled = None, False
@@ -44,6 +47,9 @@ class Accuracy(LogitsEvaluator):
 
     def metrics(self) -> tuple[str, ...]:
         return SUMMED
+
+    def main_metric(self) -> str:
+        return "accuracy"
 
     def _means(self, sums: dict) -> dict[str, float]:
         """The metrics of all batches together."""

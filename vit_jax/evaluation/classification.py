@@ -67,6 +67,8 @@ class Classification(LogitsEvaluator):
     """
 
     Options = ClassificationOptions
+    high_is_good = (*_RANKED, "precision", "recall", "f1", "mean_average_precision")
+    low_is_good = ("nll", "brier", "ece", "nll_scaled", "brier_scaled", "ece_scaled")
 
     def __init__(self, options: ClassificationOptions, context: EvalContext):
         super().__init__(options, context)
@@ -85,6 +87,9 @@ class Classification(LogitsEvaluator):
     def metrics(self) -> tuple[str, ...]:
         multi_label = self.source.multi_label
         return (*_RANKED, *(("mean_average_precision",) if multi_label else _SINGLE), "examples")
+
+    def main_metric(self) -> str:
+        return "accuracy"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

@@ -1,6 +1,7 @@
 """What an evaluator is: a judgement of a model as it trains, or of one in a checkpoint."""
 
 import dataclasses
+import fnmatch
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -85,10 +86,14 @@ class Evaluator:
     Attributes:
       Options: its frozen dataclass of options.
       expects: what a subclass has to define, for messages.
+      high_is_good, low_is_good: patterns (`*/accuracy`) of the metrics that are good when high, or low. Any other
+        metric is compared only where `config.eval.best` says how.
       by_engine: whether it takes logits from `EvalContext.logits_of`, if that is there.
     """
 
     Options: ClassVar[type] = EvaluatorOptions
+    high_is_good: ClassVar[tuple[str, ...]] = ()
+    low_is_good: ClassVar[tuple[str, ...]] = ()
     by_engine: ClassVar[bool] = False
     expects: ClassVar[str] = (
         "an evaluator is called as evaluator(trained, mesh, watch) and returns metrics by name, {'recall': 0.9}"
@@ -124,6 +129,22 @@ class Evaluator:
         only when it has judged.
         """
         return None
+
+    def main_metric(self) -> str:
+        """The metric that counts unless `config.eval.best` names one; '' if there is none. By default the one metric
+        with a declared direction, if there is exactly one and it is no pattern.
+        """
+        declared = (*self.high_is_good, *self.low_is_good)
+        return declared[0] if len(declared) == 1 and "*" not in declared[0] else ""
+
+    @classmethod
+    def direction(cls, metric: str) -> str:
+        """'max' if high is good of a metric, 'min' if low is; '' if that is not declared."""
+        declared = {"max": cls.high_is_good, "min": cls.low_is_good}
+        for direction, patterns in declared.items():
+            if any(fnmatch.fnmatchcase(metric, pattern) for pattern in patterns):
+                return direction
+        return ""
 
     def data(self) -> Data:
         """The section `data` of the run's config, with what the options change in it."""

@@ -32,6 +32,7 @@ class Corruptions(Evaluator):
     """
 
     Options = contract.EvaluatorOptions
+    low_is_good = ("mce", "error", *ALEXNET)
     by_engine = True
 
     def __init__(self, options: contract.EvaluatorOptions, context: EvalContext):
@@ -49,6 +50,9 @@ class Corruptions(Evaluator):
 
     def metrics(self) -> tuple[str, ...]:
         return ("mce", "error", *ALEXNET)
+
+    def main_metric(self) -> str:
+        return "mce"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

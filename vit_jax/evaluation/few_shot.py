@@ -37,9 +37,14 @@ class FewShot(FeatureEvaluator):
     """
 
     Options = FewShotOptions
+    high_is_good = ("*shot",)
+    low_is_good = ("*shot_std",)
 
     def metrics(self) -> tuple[str, ...]:
         return tuple(f"{n}shot{ending}" for n in self.options.shots for ending in ("", "_std"))
+
+    def main_metric(self) -> str:
+        return f"{self.options.shots[0]}shot"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

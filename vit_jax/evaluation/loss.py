@@ -29,6 +29,7 @@ class Loss(Evaluator):
     """
 
     Options = EvaluatorOptions
+    low_is_good = ("loss", "*_loss")  # the second: each term of a sum
 
     def __init__(self, options: EvaluatorOptions, context: EvalContext):
         super().__init__(options, context)
@@ -51,7 +52,10 @@ class Loss(Evaluator):
                 totals = {n: totals.get(n, 0.0) + float(value) for n, value in sums.items()}
         count = totals.pop("examples")
         means = {name: total / max(count, 1) for name, total in totals.items()}
-        return means | {"examples": int(count)}
+        return {"loss": means.pop("loss"), **means, "examples": int(count)}
+
+    def main_metric(self) -> str:
+        return "loss"
 
     def _sums(self, state, batch: dict, number: jax.Array) -> dict[str, jax.Array]:
         on_devices, data = self.context.networks.for_devices(), self.config.data

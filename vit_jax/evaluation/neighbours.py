@@ -35,11 +35,15 @@ class Neighbours(FeatureEvaluator):
     """
 
     Options = NeighbourOptions
+    high_is_good = ("accuracy", "accuracy_*", "top5_accuracy")
     _vote = None  # compiled
 
     def metrics(self) -> tuple[str, ...]:
         further = (f"accuracy_{k}" for k in self.options.k[1:] if k != self.options.k[0])
         return ("accuracy", "top5_accuracy", *further, "examples")
+
+    def main_metric(self) -> str:
+        return "accuracy"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -68,8 +72,9 @@ def _make_vote(options: NeighbourOptions, classes: int, examples: int, mesh: Mes
         for asked, k in zip(options.k, ks, strict=True):
             weights = jax.nn.softmax(similarity[:, :k] / options.temperature, axis=-1)
             votes = jnp.einsum("qk,qkc->qc", weights, jax.nn.one_hot(labels[:, :k], classes))
-            best = jax.lax.top_k(votes, min(5, classes))[1]
-            right = (best == batch.label[:, None]) * batch.mask[:, None]
+            most, best = jax.lax.top_k(votes, min(5, classes))
+            # Of few neighbours not five classes have a vote: the others are in order of their number.
+            right = (best == batch.label[:, None]) * (most > 0) * batch.mask[:, None]
             first = asked == options.k[0]
             counts["accuracy" if first else f"accuracy_{asked}"] = right[:, 0].sum()
             if first:

@@ -38,6 +38,8 @@ class PatchSizes(Accuracy):
     """
 
     Options = PatchSizesOptions
+    high_is_good = ("*/accuracy", "*/top5_accuracy")
+    low_is_good = ("*/loss", "*/teacher_kl")
     by_engine = False
 
     def __init__(self, options: PatchSizesOptions, context: EvalContext):
@@ -87,6 +89,9 @@ class PatchSizes(Accuracy):
         names = [name for name in SUMMED if name != "examples"]
         names += ["teacher_kl"] if self._taught else []
         return (*(f"{size}/{name}" for size in self.sizes for name in names), "examples")
+
+    def main_metric(self) -> str:
+        return f"{self.sizes[0]}/accuracy"
 
     def _target(self, size: int, data: Data):
         """The family's config with patches of this size."""

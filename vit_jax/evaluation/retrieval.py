@@ -47,9 +47,14 @@ class Retrieval(TwoTowerEvaluator):
                 "none: set its option data to pairs, or name zero_shot"
             )
 
+    high_is_good = ("image_to_text_*", "text_to_image_*")
+
     def metrics(self) -> tuple[str, ...]:
         ways = ("image_to_text", "text_to_image")
         return (*(f"{way}_{k}" for way in ways for k in self.options.at), "images", "texts")
+
+    def main_metric(self) -> str:
+        return f"image_to_text_{self.options.at[0]}"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

@@ -55,6 +55,10 @@ class Segmentation(Evaluator):
                 "evaluate on has masks of classes alone"
             )
 
+    high_is_good = (
+        "mean_iou", "pixel_accuracy", "mean_accuracy", "iou/*", "pq", "pq_*", "pq/*", "sq", "sq_*", "rq", "rq_*",
+    )  # fmt: skip
+
     def metrics(self) -> tuple[str, ...]:
         classes = self.classes
         names = [*METRICS, *(f"iou/{name}" for name in classes)]
@@ -63,6 +67,9 @@ class Segmentation(Evaluator):
             names += [*panoptic.measures(none, classes, self.things)]
             names += [f"pq/{name}" for name in classes]
         return tuple(names)
+
+    def main_metric(self) -> str:
+        return "mean_iou"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

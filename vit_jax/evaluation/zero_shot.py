@@ -48,8 +48,13 @@ class ZeroShot(TwoTowerEvaluator):
             )
         check_templates(options.templates, "config.eval.evaluators: zero_shot")
 
+    high_is_good = ("accuracy", "top5_accuracy")
+
     def metrics(self) -> tuple[str, ...]:
         return ("accuracy", "top5_accuracy", "examples")
+
+    def main_metric(self) -> str:
+        return "accuracy"
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter

@@ -199,7 +199,7 @@ def read_checkpoint(
 
 def _open(path: epath.PathLike) -> checkpoint_file.CheckpointFile:
     name = remote.parse_name(path)
-    path = remote.locate(name)
+    path = reading.resolve_name(remote.locate(name))
     if not path.exists():
         hint = places.nearest_existing(path) or remote.nearest_published(name.place)
         raise CheckpointError(f"{path} does not exist{hint}")

@@ -110,7 +110,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
     if folder.parent.name == reading.FOLDER:
         result = places.read_json(folder.parent.parent / "result.json")
     metrics = result if result and result.get("step") == step else None
-    known = ("step", "seconds", "best", "goodput")
+    known = ("step", "seconds", "best", "goodput", "reached")
     adapters = adapters_in(description)
     return {
         "path": str(folder),
@@ -167,11 +167,16 @@ def _assumed(values: dict) -> str:
     )
 
 
+def _figure(value: float | None) -> str:
+    """A number of a file, in which one that is not finite is null."""
+    return "nan" if value is None else logs.number_text(value)
+
+
 def _rows_of_run(summary: dict) -> list[tuple[str, str]]:
     data, best = summary["data"], summary["best"]
     rows = [("step", f"{summary['step']:,}")]
     if summary["metrics"]:
-        metrics = "  ".join(f"{n} {logs.number_text(v)}" for n, v in summary["metrics"].items())
+        metrics = "  ".join(f"{n} {_figure(v)}" for n, v in summary["metrics"].items())
         rows.append(("metrics", metrics))
     if best:
         rows.append(("best", f"{best['metric']} {best['value']:.4g} at step {best['step']:,}"))

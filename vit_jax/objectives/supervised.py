@@ -101,7 +101,13 @@ def cross_entropy(
     """
 
     def term(log_p: jax.Array) -> jax.Array:
-        return log_p * (1 - jnp.exp(log_p)) ** focal if focal else log_p
+        if not focal:
+            return log_p
+        wrong = -jnp.expm1(log_p)
+        # At p = 1 the term and its gradient are 0; the power alone has none there for γ < 1.
+        is_sure = wrong <= 0
+        factor = jnp.where(is_sure, 1.0, wrong) ** focal
+        return log_p * jnp.where(is_sure, 0.0, factor)
 
     if kind == "binary":
         targets = (targets > 0).astype(targets.dtype)

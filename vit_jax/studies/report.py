@@ -12,7 +12,8 @@ from PIL import Image
 
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
-from vit_jax.evaluation import best_metric
+from vit_jax.evaluation import declared_direction
+from vit_jax.evaluation.metric_order import MetricOrder
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.studies import compare, figures, judged, references, runs, saturation
 from vit_jax.studies.compare import Comparison
@@ -234,8 +235,12 @@ def _followed(comparison: Comparison) -> list[tuple]:
             steps, values = run.followed[name]
             if not np.isfinite(values).any():
                 continue
-            sign = best_metric("", {name.partition(": ")[2]: 0.0})[1]
-            best = int(np.nanargmax(sign * values))
+            metric = name.partition(": ")[2]
+            direction = declared_direction(metric)
+            # Of a metric of an own evaluator the last is shown, for nothing says which is the best.
+            best = len(values) - 1
+            if direction:
+                best = int(np.argmax([MetricOrder(metric, direction).score(v) for v in values]))
             rows.append(
                 (
                     run.name,

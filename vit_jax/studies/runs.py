@@ -15,7 +15,6 @@ from etils import epath
 from vit_jax.base import places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, reading
-from vit_jax.evaluation import best_metric
 from vit_jax.models import registry
 from vit_jax.recipes import user_files
 
@@ -118,12 +117,15 @@ def read_run(folder: epath.Path, name: str) -> Run:
     results = {
         n.removeprefix("eval/"): y[-1] for n, (_, y) in curves.items() if n.startswith("eval/")
     }
-    metric, value = _judged(config, results)
+    best = (result or {}).get("best") or {}
+    metric, value = _judged(config, results, best.get("metric", ""))
     loss = curves.get("loss")
     diverged = loss is not None and not math.isfinite(loss[1][-1])
     state = "no metrics"
     if curves:
-        state = "diverged" if diverged else "done" if ended else "unfinished"
+        state = "diverged" if diverged else "unfinished"
+    if curves and ended:
+        state = "done"
     goodput = places.read_json(folder / GOODPUT) or {}
     seconds = goodput.get("seconds", {})
     total = sum(seconds.values())
@@ -223,11 +225,15 @@ def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
     return curves, broken
 
 
-def _judged(config: dict | None, results: dict[str, float]) -> tuple[str, float]:
+def _judged(config: dict | None, results: dict[str, float], recorded: str) -> tuple[str, float]:
+    """The metric by which a run is judged, and its last value.
+
+    Args:
+      recorded: the metric of the best evaluation in result.json; '' if there is none.
+    """
     if not results:
         return "", math.nan
-    try:
-        name, _ = best_metric((config or {}).get("eval.best", ""), results)
-    except ConfigError:  # what it was to be judged by is not among what was found
+    name = (config or {}).get("eval.best", "").partition(":")[0] or recorded
+    if name not in results:  # what it was to be judged by is not among what was found
         name = next(iter(results))
     return name, float(results[name])

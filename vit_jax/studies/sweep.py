@@ -8,7 +8,6 @@ Each is an ordinary run in a folder of its own, which resumes by itself. What on
 
 import dataclasses
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,18 +17,33 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
+from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
 from vit_jax.base.settings import folder_name, with_fields
 from vit_jax.checkpoints import reading, storage
 from vit_jax.config import config_class
-from vit_jax.data import splits
-from vit_jax.evaluation import best_metric
+from vit_jax.data import sources, splits
+from vit_jax.evaluation.metric_order import MetricOrder
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.loop import train
 from vit_jax.training.upkeep.health import NonFiniteError
+from vit_jax.training.with_data import assembly_for, subject_of
+
+# The fields that a sweep sets in its runs, or compares them by, and what to set instead.
+_NOT_IN_A_GRID = {
+    "data.train_split": "set the examples to choose by with --select",
+    "data.eval_split": "set the examples to choose by with --select",
+    "seed": "the best setting is repeated with --seeds seeds from --config.seed on",
+    "eval.best": "all settings are compared by one metric: set --config.eval.best",
+    "eval.evaluators": "all settings are compared by one metric: set --config.eval.evaluators",
+    "eval.patience": "the last runs are not ended early: set --config.eval.patience for all settings",
+    "eval.target": "the last runs are not ended early: set --config.eval.target for all settings",
+}
+# Examples that a run is judged on in the end must not say when it ends.
+_NOT_ENDED_EARLY = {"eval.patience": 0, "eval.target": None}
 
 
 def sweep(
@@ -44,9 +58,11 @@ def sweep(
 
     1. every setting of the grid is trained without the examples `select`, in WORKDIR/select/SETTING;
     2. the one with the best `config.eval.best` on `select` wins, of equal ones that with the lower
-       loss; one whose loss ceased to be finite cannot;
+       loss; one whose loss ceased to be finite, or whose metric is not a number, cannot;
     3. it is trained on all examples, `select` included, with `seeds` seeds from `config.seed` on, in
-       WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`.
+       WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`, which ends none of these runs early.
+
+    With `config.eval.patience` a setting is judged by its best evaluation, else by its last.
 
     Started again, it continues: runs that have ended are not repeated.
 
@@ -73,15 +89,19 @@ def sweep(
     workdir = storage.locate_to_save(workdir, "--workdir")
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
+    held_out = {"data.train_split": part, "data.eval_split": select}
+    name, first = next(iter(settings.items()))
+    order = _metric_order_of(with_fields(config, first | held_out), workdir / "select" / name)
+    logging.info("settings are compared by %s", order.text())
     tried = []
     for number, (name, setting) in enumerate(settings.items(), start=1):
         logging.info(
             "setting %d of %d, %s: trained on %s, judged on %s; then %d runs of the best one",
             number, len(settings), name, part, select, seeds,
         )  # fmt: skip
-        run = with_fields(config, {**setting, "data.train_split": part, "data.eval_split": select})
+        run = with_fields(config, setting | held_out)
         try:
-            result = result_of(run, workdir / "select" / name)
+            result = _judged(result_of(run, workdir / "select" / name), order, config)
         except NonFiniteError as error:
             logging.warning("%s: %s", name, error)
             result = {}
@@ -89,16 +109,17 @@ def sweep(
     survived = [trial for trial in tried if trial[1]]
     if not survived:
         raise NonFiniteError(f"the loss of every setting in {workdir}/select ceased to be finite")
-    best, sign = best_metric(config.eval.best, survived[0][1])
+    best = order.metric
     metrics = list(dict.fromkeys((best, *(["loss"] if "loss" in survived[0][1] else []))))
-    chosen = min(survived, key=lambda trial: (-sign * trial[1][best], trial[1].get("loss", 0.0)))[0]
+    chosen = choose_setting(tried, order)
     final = []
     for number, seed in enumerate(range(config.seed, config.seed + seeds), start=1):
         logging.info(
             "run %d of %d of the best setting, %s: seed %d, trained on %s",
             number, seeds, folder_name(chosen), seed, whole,
         )  # fmt: skip
-        run = with_fields(config, {**chosen, "data.train_split": whole, "seed": seed})
+        last = {"data.train_split": whole, "seed": seed, **_NOT_ENDED_EARLY}
+        run = with_fields(config, chosen | last)
         final.append({"seed": seed, **result_of(run, workdir / "final" / f"seed_{seed}")})
     summary = {
         "train": part, "select": select, "all": whole, "metrics": metrics,
@@ -107,8 +128,50 @@ def sweep(
         **{name: _spread([trial[name] for trial in final]) for name in metrics},
     }  # fmt: skip
     if jax.process_index() == 0:
-        places.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
+        places.write_whole(workdir / "sweep.json", places.json_text(summary, indent=1) + "\n")
     return summary
+
+
+def _judged(result: dict, order: MetricOrder, config: ConfigDict) -> dict:
+    """The result of a setting with the value by which it is judged."""
+    best = result.get("best")
+    if not config.eval.patience or not best or best["metric"] != order.metric:
+        return result
+    return result | {order.metric: best["value"]}
+
+
+def choose_setting(tried: Sequence[tuple[dict, dict[str, float]]], order: MetricOrder) -> dict:
+    """The setting that wins.
+
+    Args:
+      tried: each setting with its metrics; {} where it diverged.
+
+    Raises:
+      NonFiniteError: the metric of none is a number.
+    """
+    known = [
+        (setting, result)
+        for setting, result in tried
+        if result and not math.isnan(order.of(result))
+    ]
+    if not known:
+        raise NonFiniteError(f"{order.metric} of every setting is not a number")
+
+    def quality(trial: tuple[dict, dict[str, float]]) -> tuple[float, float]:
+        _, result = trial
+        loss = MetricOrder("loss", "min").score(result.get("loss", 0.0))
+        return order.score(order.of(result)), loss
+
+    return max(known, key=quality)[0]
+
+
+def _metric_order_of(config: ConfigDict, workdir: epath.Path) -> MetricOrder:
+    """By what the settings are compared. Raises `ConfigError` where a run would, or if that is not known."""
+    run = resolve(config, workdir)
+    source = sources.open_train(run.data)
+    subject = subject_of(assembly_for(run, source), source)
+    suite = evaluation.make(run.eval.evaluators, subject)
+    return suite.metric_order(run.eval.best)
 
 
 def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
@@ -174,6 +237,10 @@ def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dic
     for field in grid:
         if field not in known:
             raise ConfigError(f"--grid: config has no field {field}{nearest(field, known)}")
+        if field in _NOT_IN_A_GRID:
+            raise ConfigError(
+                f"--grid={field}: a sweep sets this field itself: {_NOT_IN_A_GRID[field]}"
+            )
     points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
     settings = {folder_name(point): point for point in points}
     if not grid or len(settings) < len(points) or not points:
@@ -250,9 +317,14 @@ def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
         raise ConfigError(
             f"{workdir} holds a run with another config, in {'; '.join(changed)}. Use another --workdir"
         )
-    return ended
+    # A metric that is not finite is null in the file; `best` and `reached` may be missing.
+    missing = [name for name, value in ended.items() if value is None]
+    metrics = [name for name in missing if name not in ("best", "reached")]
+    return ended | dict.fromkeys(metrics, math.nan)
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:
-    std = statistics.stdev(values) if len(values) > 1 else None
+    std = None
+    if len(values) > 1:
+        std = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
     return {"mean": math.fsum(values) / len(values), "std": std}

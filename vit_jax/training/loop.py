@@ -2,7 +2,6 @@
 
 import contextlib
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -30,11 +29,12 @@ from vit_jax.training.upkeep.audit import CordonHost, WrongState
 from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.upkeep.clock import Clock
 from vit_jax.training.upkeep.device_checks import DeviceChecks
-from vit_jax.training.upkeep.goals import Goals
+from vit_jax.training.upkeep.goals import Goals, find_metric_order
 from vit_jax.training.upkeep.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.upkeep.preemption import Interrupted, StopRequest
 from vit_jax.training.upkeep.programs import Programs
 from vit_jax.training.upkeep.progress import Meter, Profiler, make_writers
+from vit_jax.training.upkeep.save_times import SaveTimes
 from vit_jax.training.upkeep.stragglers import Stragglers
 from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
@@ -163,15 +163,30 @@ class _Run:
         self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
-        self.goals, self.ended = Goals(config.eval, saved), saved.get("ended", "")
+        self.order = find_metric_order(config, suite)
+        if self.order:
+            logging.info("evaluations are compared by %s", self.order.text())
+        self._continue_from(saved)
+        if self.ended:
+            self.goals.log_ended(int(self.state.step), self.assembly.total_steps, self.ended)
         best = kept.best and self.goals.best
         self.checkpoints.keep_best(best["step"] if best else None)
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
-        writers = self.writers = Writers(make_writers(self.workdir, self.config), self.callbacks)
-        step, window = int(self.state.step), self.start.saved.get("window", ())
-        self.meter = Meter(self.assembly, len(self.source), writers, self.clock, step, window)
+        step = int(self.state.step)
+        to_files = make_writers(self.workdir, self.config, step)
+        writers = self.writers = Writers(to_files, self.callbacks)
+        saved = self.start.saved
+        self.meter = Meter(
+            self.assembly,
+            len(self.source),
+            writers,
+            self.clock,
+            step,
+            saved.get("window", ()),
+            saved.get("window_skipped"),
+        )
         writers.write_texts(step, {"config": textwrap.indent(self.recipe, "    ")})
         try:
             while True:
@@ -193,6 +208,10 @@ class _Run:
 
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
+        if self.evaluation_is_due and not self.ended:
+            self._evaluate(step)
+            self.ended = self.goals.end_the_run()
+        self.evaluation_is_due = False
         if not self.ended:
             with (
                 loader.train_batches(
@@ -227,7 +246,8 @@ class _Run:
         durations = (config.log.every, config.eval.every, kept.every, kept.local_every)
         log_every, eval_every, save_every, local_every = map(self.assembly.to_steps, durations)
         self.meter.batches = batches
-        first, saved_at = int(self.state.step) + 1, time.monotonic()
+        first = int(self.state.step) + 1
+        timed = SaveTimes(kept.every_minutes, first - 1)
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
             if not self.train_step.is_compiled(batch):
@@ -253,6 +273,8 @@ class _Run:
                     self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
+                # The exit does not wait for it: the next start makes it first.
+                self.evaluation_is_due = step < total and _due(step, eval_every)
                 return True
             if step == total:  # saved first, and then evaluated, when the loader is closed
                 return False
@@ -266,9 +288,11 @@ class _Run:
                 return False
             if self.tier and _due(step, local_every):
                 self._save_by(self.tier.save, step)
-            if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
+            with self.clock.waiting():
+                time_has_passed = timed.is_due(step)
+            if _due(step, save_every) or time_has_passed:
                 self._save_by(self.checkpoints.save, step)
-                saved_at = time.monotonic()
+                timed.saved(step)
         return self.stop.requested  # while it waited for a batch
 
     def _compile(self, step: int, batch: dict) -> None:
@@ -288,15 +312,6 @@ class _Run:
         self.programs.keep()
         self.clock.training()
 
-    def _time_to_save(self, saved_at: float) -> bool:
-        """Whether `every_minutes` have passed; the clock of process 0 decides for all. Asked only
-        where all wait for the devices anyway.
-        """
-        every = self.config.checkpoint.every_minutes
-        due = (time.monotonic() - saved_at) / 60 >= every
-        with self.clock.waiting():
-            return every > 0 and processes.broadcast_from_first("save by time", str(due)) == "True"
-
     def _save_now(self, step: int) -> None:
         self._save_by(self.checkpoints.save_now, step)
         if self.tier:
@@ -310,10 +325,11 @@ class _Run:
             now = {
                 "seconds": self.clock.training_seconds,
                 "goodput": self.clock.read(),
-                "best": self.goals.best,
-                "reached": self.goals.reached,
+                **self.goals.saved(),
                 "ended": self.ended,
+                "evaluation_is_due": self.evaluation_is_due,
                 "window": self.meter.window(),
+                "window_skipped": self.meter.skipped,
             }
             save(step, parts, self.description | now, self.checks.marks_of(parts))
 
@@ -325,7 +341,7 @@ class _Run:
         except NonFiniteError as error:
             continues = isinstance(error, BadStep)  # from an earlier step
             if step is not None and not continues:
-                self.meter.log(step)
+                self.meter.log(step, with_skipped=True)
             raise
 
     def _evaluate(self, step: int) -> None:
@@ -343,14 +359,22 @@ class _Run:
         scalars = {f"eval/{name}": value for name, value in self.results.items()}
         self.meter.write(step, scalars | (compared.scalars if compared else {}))
         is_best = self.goals.add(step, self.results, self.clock)
-        if is_best and self.config.checkpoint.best:
-            self._save_by(self.checkpoints.save, step)
-            self.checkpoints.keep_best(step)
+        if is_best:
+            self._keep_best(step)
         if compared:
             logging.info("%s", compared.sentence)
             self.writers.write_texts(step, {"reference": compared.sentence})
             if compared.error:
                 raise compared.error
+
+    def _keep_best(self, step: int) -> None:
+        """Notes that the evaluation after `step` is the best, and keeps its checkpoint where the config says so."""
+        is_kept = self.config.checkpoint.best
+        if is_kept:
+            self._save_by(self.checkpoints.save, step)
+        self.goals.write_best(self.workdir)
+        if is_kept:
+            self.checkpoints.keep_best(step)
 
     def _interrupt(self, step: int) -> None:
         """Saves and says so. Raises `Interrupted`."""
@@ -374,6 +398,12 @@ class _Run:
         self.checks.start(int(state.step), state)
         return state
 
+    def _continue_from(self, saved: dict) -> None:
+        """Takes what a checkpoint says of the evaluations before it."""
+        self.goals = Goals(self.config.eval, self.order, saved)
+        self.ended = self.goals.ended_before(saved)
+        self.evaluation_is_due = saved.get("evaluation_is_due", False)
+
     def _roll_back(self, bad: BadStep) -> None:
         """Goes back to the last checkpoint, and on without the data of a bad step."""
         back_to = self._restore()
@@ -393,8 +423,9 @@ class _Run:
             self.state = self._start()
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
+            self._continue_from(saved)
         step = int(self.state.step)
-        self.meter.rewind(step, saved.get("window", ()))
+        self.meter.rewind(step, saved.get("window", ()), saved.get("window_skipped"))
         return step
 
 

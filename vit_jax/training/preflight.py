@@ -20,6 +20,7 @@ from vit_jax.optim.options import Optim
 from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_classes, check_teacher, check_workdir
+from vit_jax.training.upkeep import goals
 
 _DURATIONS = (
     "log.every",
@@ -146,13 +147,12 @@ def _check_effects(assembly: Assembly) -> None:
 
 
 def _check_best(config: Config, suite: Suite) -> None:
-    names, target = suite.metrics(), config.eval.target
-    if names is not None:
-        metric, _ = evaluation.best_metric(config.eval.best, dict.fromkeys(names, 0.0))
-        if target is not None and evaluation.is_share(metric) and not 0 < target <= 1:
-            raise ConfigError(
-                f"config.eval.target = {target:g}: {metric} is a share, from 0 to 1; set e.g. 0.6 for 60 %"
-            )
+    order = goals.find_metric_order(config, suite)
+    target = config.eval.target
+    if target is not None and order and evaluation.is_share(order.metric) and not 0 < target <= 1:
+        raise ConfigError(
+            f"config.eval.target = {target:g}: {order.metric} is a share, from 0 to 1; set e.g. 0.6 for 60 %"
+        )
 
 
 def _check_pseudo_teacher(assembly: Assembly, source: Source | None) -> None:

@@ -32,6 +32,7 @@ class EarlyExit(Accuracy):
     """
 
     Options = EarlyExitOptions
+    low_is_good = ("loss", "gflops")
     _inference: Inference | None = None
 
     def __init__(self, options: EarlyExitOptions, context: EvalContext):

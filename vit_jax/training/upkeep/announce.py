@@ -213,7 +213,7 @@ def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath
 def announce_end(workdir: epath.Path, result: dict, clock: Clock) -> None:
     """Writes WORKDIR/result.json, and logs what the time went into."""
     if jax.process_index() == 0:
-        places.write_whole(workdir / "result.json", json.dumps(result) + "\n")
+        places.write_whole(workdir / "result.json", places.json_text(result) + "\n")
         logging.info("%s", where_the_time_went(clock))
 
 

@@ -21,7 +21,6 @@ from vit_jax.base.schema import nearest, with_role
 from vit_jax.base.sizes import height_width, parse
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config, default_config
-from vit_jax.evaluation import best_metric
 from vit_jax.models import classifier, registry
 
 FILE = "reference.json"
@@ -166,7 +165,13 @@ def _of_run(workdir: epath.Path) -> Curve:
             "config.eval.every for such a run"
         )
     last = metrics_by_step[max(metrics_by_step)]
-    metric, _ = best_metric(config["eval"]["best"], last)
+    best = description.get("best") or {}
+    metric = best.get("metric") or config["eval"]["best"].partition(":")[0] or next(iter(last))
+    if metric not in last:
+        raise ConfigError(
+            f"config.reference.curve: {workdir} was last evaluated without the metric {metric!r} of its "
+            f"config.eval.best{nearest(metric, last)}"
+        )
     examples, batch = description["training_examples"], config["batch_size"]
     run = [
         [step * batch / examples, metrics[metric]]

@@ -37,12 +37,17 @@ _DECODING_HELPS = (
 )
 
 
+# Not averaged: the mean of rates is none that was used, and a count is no mean.
+_NOT_AVERAGED = ("learning_rate", "skipped_updates")
+
+
 class Meter:
     """Collects the metrics of each step on the devices, and reads, completes and writes them on
     demand.
 
     Attributes:
       batches: those that are trained on.
+      skipped: how many updates were skipped before the first step of the window; `None` if that is not known.
     """
 
     def __init__(
@@ -53,17 +58,20 @@ class Meter:
         clock: Clock,
         start_step: int,
         window: Sequence[Mapping[str, float]] = (),
+        skipped: float | None = None,
     ):
         """Starts at `start_step`.
 
         Args:
           examples: in the training set.
           window: what `window` gave when the checkpoint of `start_step` was saved.
+          skipped: what `skipped` was then; `None` if it is not known.
         """
         self._assembly, self._writers, self._examples = assembly, writers, examples
         self.batches: loader.Batches | None = None
         self._clock, self._before = clock, clock.read()
         self._pending: list[dict] = _as_on_devices(window)
+        self.skipped = skipped
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         self._host_waited = [clock.waited] * 2  # before the last step, and since
@@ -87,17 +95,32 @@ class Meter:
         self._pending = jax.device_get(self._pending)
         return [{n: float(value) for n, value in metrics.items()} for metrics in self._pending]
 
-    def rewind(self, step: int, window: Sequence[Mapping[str, float]] = ()) -> None:
-        """Forgets what came after `step`, from which the run continues; `window` as in `__init__`."""
+    def rewind(
+        self,
+        step: int,
+        window: Sequence[Mapping[str, float]] = (),
+        skipped: float | None = None,
+    ) -> None:
+        """Forgets what came after `step`, from which the run continues; the others as in `__init__`."""
+        self.skipped = skipped
         self._pending = _as_on_devices(window)
         self._logged_at, self._before = step, self._clock.read()
         self._start = step, self._before
 
-    def log(self, step: int) -> None:
-        """Waits for the devices and writes the means since the last time."""
+    def log(self, step: int, with_skipped: bool = False) -> None:
+        """Waits for the devices and writes the means since the last time, and the learning rate of this step.
+
+        Args:
+          with_skipped: whether steps count whose update was skipped: they show why a run ends.
+        """
         read = jax.device_get(self._pending)
         self._pending.clear()
-        scalars = {name: float(np.mean([metrics[name] for metrics in read])) for name in read[0]}
+        averaged = read
+        if self._assembly.config.nonfinite == "skip" and not with_skipped:
+            averaged = _without_skipped(read, self.skipped) or read
+        self.skipped = float(read[-1]["skipped_updates"])
+        scalars = {name: float(np.mean([m[name] for m in averaged])) for name in read[-1]}
+        scalars |= {name: float(read[-1][name]) for name in _NOT_AVERAGED}
         now = self._clock.read()
         spent = {kind: now[kind] - self._before[kind] for kind in ("steps", "input")}
         steps, elapsed = step - self._logged_at, sum(spent.values())
@@ -188,6 +211,22 @@ class Meter:
         self._status.show(*parts)
 
 
+def _without_skipped(window: Sequence[Mapping], before: float | None) -> list[Mapping]:
+    """The metrics of the steps whose update was made.
+
+    Args:
+      before: how many updates were skipped before the first of these steps; `None` if that is not known.
+    """
+    made = []
+    for metrics in window:
+        count = float(metrics["skipped_updates"])
+        is_made = np.isfinite(metrics["loss"]) if before is None else count == before
+        if is_made:
+            made.append(metrics)
+        before = count
+    return made
+
+
 def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:
     """A window that was saved, of the type in which its mean is computed."""
     return [{name: np.float32(value) for name, value in metrics.items()} for metrics in window]
@@ -219,9 +258,9 @@ class Profiler:
             logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
 
 
-def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
+def make_writers(workdir: epath.Path, config: Config, step: int) -> metric_writers.Writers:
     """Console, JSON lines, TensorBoard and Weights & Biases of the first process; the others write
-    nothing.
+    nothing. The run continues from `step`.
     """
     if jax.process_index():
         return metric_writers.Writers()
@@ -232,7 +271,7 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
             (folder / metrics).write_bytes(places.read_bytes(workdir / metrics))
     writers = [metric_writers.ConsoleWriter(), metric_writers.JsonLinesWriter(folder / metrics)]
     if config.log.tensorboard:
-        writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
+        writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard", step))
     if config.log.wandb:
         from vit_jax.training.upkeep.wandb_writer import WandbWriter
 

@@ -11,8 +11,9 @@ from vit_jax.base.sizes import height_width
 from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.record import Source
-from vit_jax.evaluation import Suite, best_metric, is_share
+from vit_jax.evaluation import Suite, is_share
 from vit_jax.evaluation.contract import held_out
+from vit_jax.evaluation.metric_order import DIRECTIONS, MetricOrder
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep.curves import (
     Band,
@@ -64,6 +65,7 @@ class Reference:
 
     Attributes:
       curve: of earlier runs.
+      order: which way is good of the curve's metric.
       config: of this run.
       recipe: of this run, as `curves.recipe_of` gives it.
       epochs_per_step: of this run.
@@ -72,6 +74,7 @@ class Reference:
     """
 
     curve: Curve
+    order: MetricOrder
     config: Config
     recipe: dict
     epochs_per_step: float
@@ -95,7 +98,7 @@ class Reference:
             f"reference/{curve.metric}_high": band.high,
             "reference/difference": value - band.mean,
         }
-        _, sign = best_metric(curve.metric, metrics)  # of a loss less is better
+        sign = DIRECTIONS[self.order.direction]
         worst = band.low if sign > 0 else band.high
         error = self._error(step, scale * sign * (worst - value), sentence)
         return Compared(sentence, scalars, error)
@@ -137,7 +140,14 @@ def make_reference(assembly: Assembly, source: Source, suite: Suite) -> Referenc
     config = assembly.config
     recipe = recipe_of(with_model(config, assembly.model_config))
     not_before = assembly.to_steps(config.reference.stop_after)
-    return Reference(curve, config, recipe, views.images_per_step(config) / len(source), not_before)
+    return Reference(
+        curve=curve,
+        order=suite.metric_order(curve.metric),
+        config=config,
+        recipe=recipe,
+        epochs_per_step=views.images_per_step(config) / len(source),
+        not_before=not_before,
+    )
 
 
 def check_reference(

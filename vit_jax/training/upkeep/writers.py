@@ -193,9 +193,15 @@ class TensorBoardWriter(MetricWriter):
     wait for it forever.
     """
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, after: int = -1):
+        """Appends to the folder.
+
+        Args:
+          after: the step from which a run continues: readers forget what was written of later ones; -1: nothing.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._prefix, self._events = str(folder / "events"), None
+        self._after = after
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         scalar = _tensorboard().summary.scalar
@@ -236,6 +242,13 @@ class TensorBoardWriter(MetricWriter):
         library = _tensorboard()
         make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
         events, self._events = self._events or make(self._prefix, f".{time.time_ns()}"), None
+        if self._after >= 0:
+            # What a killed process wrote after its last checkpoint is written again.
+            session = library.proto.event_pb2.SessionLog
+            start = session(status=session.START)
+            restart = event(step=self._after + 1, wall_time=time.time(), session_log=start)
+            events.write_event(restart)
+            self._after = -1
         for part in summaries:
             events.write_event(event(step=step, wall_time=time.time(), summary=part))
         events.flush()
