@@ -58,7 +58,7 @@ class Summary:
             return
         _logged.add(key)
         for line in self.lines(config_data):
-            logging.info("%s", line)
+            logging.info("%s", readable(line))
 
     def hint(self, split: str) -> str:
         """What to do where a split is not there; '' if there is nothing to say."""
