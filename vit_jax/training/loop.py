@@ -89,14 +89,14 @@ def train(
     agreement.check_devices_agree(config)
     mesh = make_mesh(config)
     check_batch(config, mesh)
-    make_workdir(workdir)
-    agreement.check_workdir_is_shared(workdir, config.hosts.wait_minutes)
     if config.pseudo.teacher:
         from vit_jax.training import pseudo_labels
 
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
         suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
+    make_workdir(workdir)
+    agreement.check_workdir_is_shared(workdir, config.hosts.wait_minutes)
     programs.fetch()
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)

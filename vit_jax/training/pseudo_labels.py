@@ -27,8 +27,9 @@ from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.interchange import loading
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
+from vit_jax.training.agreement import check_workdir_is_shared
 from vit_jax.training.assembly import Assembly
-from vit_jax.training.guards import check_classes, check_teacher
+from vit_jax.training.guards import check_classes, check_teacher, make_workdir
 
 FILE = "pseudo_labels.npz"
 
@@ -69,6 +70,8 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
     if file.exists():
         given = _read(file, identity, weights, options.teacher)
     else:
+        make_workdir(workdir)
+        check_workdir_is_shared(workdir, config.hosts.wait_minutes)
         logging.info("%s labels %d images (%s)", options.teacher, len(images), options.split)
         given = select_confident(_ask(teacher, images, config), **chosen)
         if jax.process_index() == 0:
