@@ -179,7 +179,8 @@ def test_show_says_it_and_what_is_written_says_it_again(folder, tmp_path):
 
 @pytest.mark.slow
 def test_an_exported_program_gives_sigmoids(folder, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     run = vit_jax.load_run(folder)
     description = run.export(str(tmp_path / "m.onnx"))
     assert description["probabilities"] == "sigmoid"
