@@ -308,7 +308,7 @@ def saved_steps(folder: epath.Path) -> list[int]:
 
 def _is_whole(checkpoint: epath.Path) -> bool:
     if not places.in_bucket(checkpoint):
-        return ocp.utils.is_checkpoint_finalized(checkpoint)
+        return checkpoint.is_dir()  # Orbax gives a folder this name once all is in it.
     try:
         places.read_bytes(checkpoint / COMMITTED)  # one request, where looking for it takes three
     except FileNotFoundError:
