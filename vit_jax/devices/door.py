@@ -193,13 +193,12 @@ class Door:
 def _listening(address: str, own: Participant) -> socket.socket:
     """A socket that listens at the run's address: of a run on one machine on loopback, else on all interfaces."""
     port = int(address.rpartition(":")[2])
-    host = loopback_host(address)
+    host = loopback_host(address) or ""
     try:
-        if host is None and socket.has_dualstack_ipv6():
+        if not host and socket.has_dualstack_ipv6():
             everywhere = ("::", port)
             return socket.create_server(everywhere, family=socket.AF_INET6, dualstack_ipv6=True)
-        family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
-        return socket.create_server((host or "", port), family=family)
+        return socket.create_server((host, port), family=meeting.address_family(host))
     except OSError as error:
         holder = _holder(address, own)
         raise meeting.own_failure(

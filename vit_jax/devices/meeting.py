@@ -106,11 +106,15 @@ def reserved_port(address: str) -> Iterator[int]:
       address: HOST:PORT of the run; the port is free on the same interfaces.
     """
     host = loopback_host(address) or ""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as reserving:
+    with socket.socket(address_family(host)) as reserving:
         reserving.bind((host, 0))
         reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         yield reserving.getsockname()[1]
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """The family of the sockets for a loopback host, or for '', all interfaces of IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def loopback_host(address: str) -> str | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Sequence
 
 from absl import logging
@@ -97,8 +96,10 @@ def _with_accents_of(source: Source, classes: tuple[str, ...]) -> Source:
     """The source with its classes called as in `classes`, where names differ only in how accents are stored."""
     if all(map(str.isascii, source.classes)):
         return source
-    known = {unicodedata.normalize("NFC", name): name for name in classes}
-    composed = [unicodedata.normalize("NFC", name) for name in source.classes]
+    from vit_jax.data.sources.text import same_text
+
+    known = {same_text(name): name for name in classes}
+    composed = [same_text(name) for name in source.classes]
     names = tuple(map(known.get, composed, source.classes))
     if names == source.classes:
         return source

@@ -21,10 +21,9 @@ from vit_jax.data.sources.split_names import (
     has_split_word,
     is_split_name,
     names_to_train_on,
-    same_text,
 )
 from vit_jax.data.sources.table import is_image_name, natural
-from vit_jax.data.sources.text import readable
+from vit_jax.data.sources.text import readable, same_text
 from vit_jax.data.sources.trees import Tree
 
 _NAMED = 4  # folders in a message

@@ -6,8 +6,9 @@ import collections
 import dataclasses
 import functools
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from vit_jax.data.sources.text import same_text
 
 SPLITS = ("train", "test", "val", "validation")
 # What a held-out split may be called instead: the first that is there.
@@ -154,11 +155,6 @@ def aliases(splits: Collection[str], spelled: Mapping[str, str] | None = None) -
     }
     written = {name: split for name, split in (spelled or {}).items() if name not in splits}
     return instead | {name: split for name, split in written.items() if split in splits}
-
-
-def same_text(text: str) -> str:
-    """A text in the form in which names are compared: an accent may be a character of its own (as on a Mac) or not."""
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def _named(parsed: Mapping[str, _Parsed]) -> dict[str, str]:

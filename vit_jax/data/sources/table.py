@@ -20,9 +20,9 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.label_texts import read_vectors
-from vit_jax.data.sources.split_names import aliases, has_both_sides, same_text
+from vit_jax.data.sources.split_names import aliases, has_both_sides
 from vit_jax.data.sources.summary import Summary, count_labels
-from vit_jax.data.sources.text import read_text
+from vit_jax.data.sources.text import read_text, same_text
 
 if TYPE_CHECKING:
     from vit_jax.data.sources.examined import Examined

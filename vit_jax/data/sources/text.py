@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -70,6 +71,11 @@ def json_rows(
 
 def _place(path: epath.Path, content: bytes, start: int) -> str:
     return f"{path}, line {content.count(10, 0, start) + 1}"
+
+
+def same_text(text: str) -> str:
+    """A text in the form in which names are compared: an accent may be a character of its own (as on a Mac) or not."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def readable(name: str) -> str:
