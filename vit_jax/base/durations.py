@@ -125,8 +125,12 @@ def normal_all(durations: Iterable[str | int]) -> tuple[str, ...]:
 
 def has_unit(text: str) -> bool:
     """Whether a text is a duration with its unit, such as '40steps' or '5%', and not a plain number."""
-    matches = [_DURATION.fullmatch(part) for part in _parts(text)]
-    return all(match and match["unit"].lower() in _UNITS.keys() - {""} for match in matches)
+    for part in _parts(text):
+        match = _DURATION.fullmatch(part)
+        unit = match["unit"].lower() if match else ""
+        if unit == "" or unit not in _UNITS:
+            return False
+    return True
 
 
 def duration_text(seconds: float) -> str:

@@ -323,7 +323,9 @@ def _understand(tars: TarIndex, files: list, config_data: Data) -> _Meaning:
     are_flat = len(flat) == len(names)
     if are_flat and has_both_sides(flat.values()) and "" not in around and len(around) > 1:
         # The folders of classes hold the folders of splits.
-        texts, folders = folders, texts
+        of_splits = texts
+        texts = folders
+        folders = of_splits
         labels = [texts[code] for code in codes] + [None] * len(by_file)
     elif are_flat:  # the only folders are splits
         folders = [text or folder for text, folder in zip(texts, folders, strict=True)]

@@ -99,7 +99,8 @@ def _as_stated(options: Mapping[str, Any], model_cfg: Mapping[str, Any]) -> cont
     it says otherwise.
     """
     activation = "quick_gelu" if model_cfg.get("quick_gelu") else "gelu"
-    image, text = model_cfg.get("vision_cfg", {}), model_cfg.get("text_cfg", {})
+    image = model_cfg.get("vision_cfg", {})
+    text = model_cfg.get("text_cfg", {})
     heads = options["width"] // image.get("head_width", 64)
     layout = {}
     if "heads" in text:

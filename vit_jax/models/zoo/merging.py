@@ -167,11 +167,11 @@ def merge(
     metric = metric / jnp.linalg.norm(metric, axis=-1, keepdims=True)
     even = first + first % 2
     odd = first + 1 - first % 2
-    a, b = metric[:, even::2], metric[:, odd::2]
-    scores = jnp.einsum("bic,bjc->bij", a, b)
+    scores = jnp.einsum("bic,bjc->bij", metric[:, even::2], metric[:, odd::2])
     best, partner = scores.max(-1), scores.argmax(-1)
     order = jnp.argsort(-best, axis=-1)
-    going, staying = order[:, :count], order[:, count:]
+    going = order[:, :count]
+    staying = order[:, count:]
     if first:
         staying = jnp.sort(staying, axis=-1)
     to = jnp.take_along_axis(partner, going, 1)
