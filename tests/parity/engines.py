@@ -108,12 +108,6 @@ def checkpoint_of(config) -> str:
     return str(folder / "timm.safetensors")
 
 
-def samples(run: Callable[[int], dict], seeds: Iterable[int]) -> dict[str, np.ndarray]:
-    """(seeds, TENTHS) by curve, of a run with each seed."""
-    curves = [run(seed) for seed in seeds]
-    return {name: np.stack([c[name] for c in curves]) for name in curves[0]}
-
-
 def epochs(count: int, batch_size: int, random: np.random.Generator) -> Iterator[np.ndarray]:
     """Indices of batches as a loader that shuffles and drops the last, smaller one gives them, epoch after epoch."""
     while True:

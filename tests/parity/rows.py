@@ -1,13 +1,20 @@
-"""The rows: what is compared with what."""
+"""The rows: what is compared with what, the runs of a row as they are stored, and what the rule says of them."""
 
 import dataclasses
 import importlib
 import importlib.metadata
-from collections.abc import Sequence
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
 
-from tests.parity import comparison, engines
+import numpy as np
 
-SEEDS = 5
+from tests.parity import comparison
+
+FIRST_SEED = 20
+SEEDS = 10
+OTHER_SEEDS = 1000  # is added for the peer's, so that the engines share no draw by chance
+ENGINES = ("ours", "theirs")
 _PACKAGES = ("jax", "flax", "optax", "torch", "timm", "transformers", "lightly")
 
 
@@ -18,17 +25,30 @@ class Row:
     Attributes:
       about: what is compared with whose engine.
       module: of this folder.
+      variant: what its functions take beside the seed; '': nothing.
       judge: the quantity that says how good a run is; '': no curves are compared, but statistics of many draws.
       percent: whether it is a share.
-      ours, theirs: the functions.
+      family: rows of one family are corrected together.
     """
 
     about: str
     module: str
+    variant: str = ""
     judge: str = "accuracy"
     percent: bool = True
-    ours: str = "ours"
-    theirs: str = "theirs"
+    family: str = "recipes"
+
+    def engine(self, name: str) -> Callable[[int], dict[str, np.ndarray]]:
+        """What makes the curves of a seed, of 'ours' or 'theirs'."""
+        function = getattr(importlib.import_module(f"tests.parity.{self.module}"), name)
+        if not self.variant:
+            return function
+        return lambda seed: function(seed, self.variant)
+
+
+def _part(about: str, variant: str) -> Row:
+    about = f"CIFAR-10, the recipe of deit3 without its parts, {about}; timm's parts"
+    return Row(about, "deit", variant, family="parts of deit3")
 
 
 ROWS = {
@@ -42,13 +62,10 @@ ROWS = {
         "CIFAR-10, crops and flips, AdamW, linear; transformers' ViT, Trainer's rules",
         "huggingface",
     ),
-    "deit": Row("CIFAR-10, DeiT: repeats, RandAugment, mixing, erasing, EMA; timm's parts", "deit"),
-    "deit3": Row(
-        "CIFAR-10, DeiT III: 3-Augment, LAMB, binary loss; timm's parts",
-        "deit",
-        ours="ours_third",
-        theirs="theirs_third",
+    "deit": Row(
+        "CIFAR-10, DeiT: repeats, RandAugment, mixing, erasing, EMA; timm's parts", "deit", "deit"
     ),
+    "deit3": Row("CIFAR-10, DeiT III: 3-Augment, LAMB, binary loss; timm's parts", "deit", "deit3"),
     "finetune": Row(
         "CIFAR-10 at twice the size, SGD, interpolated positions; timm's ViT", "finetune"
     ),
@@ -70,23 +87,69 @@ ROWS = {
         judge="mean_iou",
     ),
     "dino": Row("CIFAR-10, DINO; lightly's head, loss and average, timm's ViT", "dino"),
+    "deit3_bare": _part("as it is", "bare"),
+    "deit3_lamb": _part("with LAMB alone", "lamb"),
+    "deit3_average": _part("with an average of the weights alone", "average"),
+    "deit3_policy": _part("with 3-Augment alone", "policy"),
+    "deit3_binary": _part("with the sigmoid loss alone", "binary"),
+    "deit3_drop_path": _part("with stochastic depth alone", "drop_path"),
+    "deit3_crops": _part("with random crops alone", "crops"),
 }
 
 
-def run(name: str, seeds: Sequence[int]) -> list[comparison.Check]:
-    """The checks of a row."""
-    row = ROWS[name]
-    module = importlib.import_module(f"tests.parity.{row.module}")
-    ours, theirs = getattr(module, row.ours), getattr(module, row.theirs)
-    if not row.judge:
-        return comparison.compare_draws(ours(seeds[0]), theirs(1000 + seeds[0]))
-    # Theirs from other seeds: no draw is to be shared by chance.
-    both = engines.samples(ours, seeds), engines.samples(theirs, [1000 + s for s in seeds])
-    for whose, curves in zip(("ours", "theirs"), both, strict=True):
-        print(f"{whose}\n{comparison.describe_curves(curves)}")
-    return comparison.compare_curves(*both, judge=row.judge, percent=row.percent)
+def families() -> dict[str, list[str]]:
+    """The rows that have curves, by the family whose tests are corrected together."""
+    by_family = {}
+    for name, row in ROWS.items():
+        if row.judge:
+            by_family.setdefault(row.family, []).append(name)
+    return by_family
+
+
+def run(name: str, seeds: Iterable[int], folder: pathlib.Path) -> None:
+    """Trains with both engines and appends each run's curves to FOLDER/ROW.jsonl. What stands there is not repeated."""
+    file = folder / f"{name}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {(line["engine"], line["seed"]) for line in _lines(file)}
+    for seed in seeds:
+        for engine, offset in zip(ENGINES, (0, OTHER_SEEDS), strict=True):
+            if (engine, seed + offset) in done:
+                continue
+            curves = ROWS[name].engine(engine)(seed + offset)
+            rounded = {key: [float(f"{x:.6g}") for x in values] for key, values in curves.items()}
+            line = json.dumps({"engine": engine, "seed": seed + offset, "curves": rounded})
+            with file.open("a") as written:
+                written.write(line + "\n")
+
+
+def stored(name: str, folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
+    """(seeds, TENTHS) by engine and by quantity, of the runs in FOLDER/ROW.jsonl."""
+    curves = {}
+    for line in _lines(folder / f"{name}.jsonl"):
+        for quantity, values in line["curves"].items():
+            curves.setdefault(line["engine"], {}).setdefault(quantity, []).append(values)
+    return {
+        engine: {quantity: np.array(values) for quantity, values in of_engine.items()}
+        for engine, of_engine in curves.items()
+    }
+
+
+def judge(family: Sequence[str], folder: pathlib.Path) -> list[tuple[comparison.Difference, bool]]:
+    """The two numbers of each row of a family that has been run, and whether the rule calls them different."""
+    found = []
+    for name in family:
+        curves = stored(name, folder)
+        if curves:
+            both = (curves[engine][ROWS[name].judge] for engine in ENGINES)
+            found += comparison.differences(name, *both)
+    verdicts = comparison.rejected([x.p_value for x in found], tests=2 * len(family))
+    return list(zip(found, verdicts, strict=True))
 
 
 def versions() -> str:
     """The versions of the engines."""
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+
+
+def _lines(file: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -1,33 +1,34 @@
-"""The two cheapest rows whole, each in a process of one device. All rows: `python -m tests.parity ROW`."""
+"""The two cheapest rows whole, each in a process of one device. All rows: `python -m tests.parity run ROW`."""
 
 import os
-import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.parity import rows
 
-def differing(name: str, first_seed: int) -> set[tuple[str, str]]:
-    """The checks of a row that do not hold, and how each fails."""
-    command = [sys.executable, "-m", "tests.parity", name, str(first_seed)]
+
+def run(*arguments) -> str:
+    """What `python -m tests.parity` prints."""
     # With one device, and programs that are compiled as those of users.
-    run = subprocess.run(
-        command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True
-    )
-    print(run.stdout)
-    found = re.findall(r"^  DIFFERS \[(.*?)\] (.*?):", run.stdout, flags=re.M)
-    failed = {(check, how) for hows, check in found for how in hows.split(", ")}
-    assert run.returncode == bool(failed), run.stderr
-    return failed
+    environment = os.environ | {"XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "tests.parity", *map(str, arguments)]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["batch", "plain"])
-def test_the_law_is_that_of_the_other_engine(name, shared_data):
-    """Of equal engines a check fails now and then: they differ if it fails in the same way with five other seeds."""
-    pytest.importorskip("torch")
-    from tests.parity import rows
+def test_what_is_drawn_for_a_batch_is_what_timm_draws(shared_data):
+    printed = run("run", "batch")
+    assert printed.count("no difference found") == 27
+    assert "DIFFERS" not in printed
 
-    failed = differing(name, 0)
-    assert not failed or not failed & differing(name, rows.SEEDS)
+
+@pytest.mark.slow
+def test_runs_of_the_plain_recipe_end_where_those_of_flax_and_optax_end(shared_data, tmp_path):
+    run("run", "plain", "--first_seed=0", "--seeds=5", f"--folder={tmp_path}")
+    judged = rows.judge(["plain"], tmp_path)
+    assert [difference.number for difference, _ in judged] == ["end", "area"]
+    assert not any(differs for _, differs in judged), judged

@@ -47,7 +47,11 @@ def cropped(image: PIL.Image.Image, area: tuple[float, float], side: int) -> PIL
     crop = part("data.transforms").RandomResizedCropAndInterpolation
     top, left, tall, wide = crop.get_params(image, area, (3 / 4, 4 / 3))
     box = (left, top, left + wide, top + tall)
-    image = image.crop(box).resize((side, side), PIL.Image.BICUBIC)
+    return flipped(image.crop(box).resize((side, side), PIL.Image.BICUBIC))
+
+
+def flipped(image: PIL.Image.Image) -> PIL.Image.Image:
+    """The image, half of the time mirrored."""
     return image.transpose(PIL.Image.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
 
 
