@@ -57,7 +57,8 @@ def option(
       parse: (value, name) -> the value that code gets; raises `ConfigError` for a wrong one.
       role: of a model's option, what it is for: 'size', of the body's parameters; 'structure', what
         the parameters are used for; 'convention', what they compute without a change of shape;
-        'compute', how, with the same results up to rounding; '' for what belongs to training.
+        'compute', how, with the same results up to rounding; '' for what belongs to training. Of an option beside the
+        model: 'answers', the answers of a trained model depend on it, so that files of every format carry it.
       fitted: whether parameters of another value can be fitted to this one (interpolated, or
         re-initialised).
       may_change: whether a resumed run may have another value: it does not change what is learned.

@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 from collections.abc import Mapping
 
+from etils import epath
+
 from vit_jax.base import schema, sections
 from vit_jax.config import Config, default_config
 from vit_jax.models import classifier, registry
@@ -14,6 +16,7 @@ from vit_jax.optim.options import keeps_average
 
 _FORMAT = 1
 _SEAL = "sha256"
+STEP = "step"
 
 
 def describe(
@@ -42,6 +45,15 @@ def describe(
         "training_data": training_data,
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
+
+
+def step_of(folder: epath.Path, description: dict) -> int:
+    """The steps that a checkpoint's model was trained: a copy has them under any name. Of a copy that an earlier version
+    saved they are unknown, and 0.
+    """
+    if STEP in description:
+        return description[STEP]
+    return int(folder.name) if folder.name.isdigit() else 0
 
 
 def sealed(description: dict) -> dict:

@@ -109,7 +109,8 @@ class Checkpoints:
         self._newest = step
         marks = marks or fingerprints.fingerprint(parts)
         tree = parts | {fingerprints.PART: fingerprints.sums_of_bits(marks)}
-        description = description | {fingerprints.FIELD: fingerprints.described(marks)}
+        described = {fingerprints.FIELD: fingerprints.described(marks), descriptions.STEP: step}
+        description = description | described
         folder = self._folder / str(step)
         if failures := self._committer.start(folder, tree, descriptions.sealed(description)):
             self._end_of_save(failures)

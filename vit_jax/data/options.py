@@ -114,6 +114,7 @@ class Data:
         0,
         "images, and crops of them, keep their aspects, each at up to so many patches; 0: all are cut to image_size",
         minimum=0,
+        role="answers",
         when={"views": operator.not_},
     )
     native_lengths: tuple = option(
@@ -141,7 +142,11 @@ class Data:
         choices=("none", "sqrt", "linear"), when={"native_budget": bool},
     )  # fmt: skip
     native_patch: int = option(
-        0, "side of those patches; 0: the model's", minimum=0, when={"native_tokens": bool}
+        0,
+        "side of those patches; 0: the model's",
+        minimum=0,
+        role="answers",
+        when={"native_tokens": bool},
     )
     channels: int = option(
         3,
@@ -238,11 +243,13 @@ class Data:
         "none",
         "a fixed permutation of what the model sees (experiments): none, patches, pixels in patches, both, all pixels",
         choices=("none", "patches", "pixels in patches", "both", "all pixels"),
+        role="answers",
     )
     permute_patch: int = option(
         16,
         "permute: side of its patches in pixels",
         minimum=1,
+        role="answers",
         when={"permute": lambda kind: kind != "none"},
     )
     threads: int = option(
@@ -279,6 +286,7 @@ class Data:
         "images of 16 bits: their largest value, 4095 where 12 bits are used; 0: 65535, with a warning below 2^14",
         minimum=0,
         maximum=2**16 - 1,
+        role="answers",
     )
     on_bad_image: str = option(
         "error",

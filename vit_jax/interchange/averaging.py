@@ -101,6 +101,8 @@ def _description(model: LoadedCheckpoint) -> dict[str, Any]:
         "model.num_classes": config.num_classes,
         "the list of classes": model.classes,
         "the preprocessing": model.preprocessing,
+        "the function from logits to probabilities": formats.probabilities_of(model),
+        "the settings of its answers": model.settings,
     }
 
 

@@ -8,11 +8,12 @@ from ml_collections import ConfigDict
 
 from vit_jax.base import schema, sizes
 from vit_jax.base.sizes import Size
+from vit_jax.interchange import answers
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 from vit_jax.models import classifier
 
-_BESIDE_OPTIONS = ("classes", "preprocessing", "decoder")
+_BESIDE_OPTIONS = ("classes", "preprocessing", "decoder", "probabilities", answers.KEY)
 
 
 def requested_metadata(request: ReadOptions) -> dict[str, Any]:
@@ -34,6 +35,10 @@ def header(checkpoint: LoadedCheckpoint, options: Mapping[str, Any]) -> dict[str
         content["classes"] = list(checkpoint.classes)
     if checkpoint.preprocessing:
         content["preprocessing"] = vars(checkpoint.preprocessing)
+    if checkpoint.probabilities:
+        content["probabilities"] = checkpoint.probabilities
+    if checkpoint.settings:
+        content[answers.KEY] = checkpoint.settings
     return content
 
 
@@ -45,12 +50,14 @@ def in_header(file: CheckpointFile) -> dict[str, Any]:
 
 def with_header(checkpoint: LoadedCheckpoint, file: CheckpointFile) -> LoadedCheckpoint:
     """The model with what `header` gave beside its options."""
-    classes, prepared, decoder = (file.header.get(name) for name in _BESIDE_OPTIONS)
+    classes, prepared, decoder, probabilities, settings = map(file.header.get, _BESIDE_OPTIONS)
     checkpoint = with_preprocessing(checkpoint, preprocessing_of(prepared) if prepared else None)
     return dataclasses.replace(
         checkpoint,
         layout=checkpoint.layout | ({"decoder": decoder} if decoder else {}),
         classes=tuple(classes) if classes else None,
+        probabilities=probabilities or "",
+        settings=answers.known_settings(settings or {}, file.path),
     )
 
 

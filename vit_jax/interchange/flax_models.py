@@ -16,6 +16,7 @@ from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import (
+    answers,
     file_header,
     npz,
     read_again,
@@ -111,6 +112,7 @@ class FlaxFormat:
             rules = flax.stacked_blocks(extra.rules) if scanned else extra.rules
             text = translation.to_theirs(rules, extra.params)
             named = itertools.chain(named, ((root + name, array) for name, array in text))
+        answers.warn_not_held(checkpoint, self.name, path)
         npz.write(path, named)
 
 

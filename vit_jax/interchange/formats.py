@@ -111,6 +111,7 @@ class LoadedCheckpoint:
       run: the run's checkpoint, of ours.
       source: what it was read from.
       probabilities: the function from logits to them, 'softmax' or 'sigmoid'; '' where the source does not say it.
+      settings: what else answers depend on, as options of a run's config by dotted name, see `answers`.
     """
 
     model_config: classifier.ClassifierConfig
@@ -127,6 +128,7 @@ class LoadedCheckpoint:
     run: SavedRun | None = None
     source: str = ""
     probabilities: str = ""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def probabilities_of(checkpoint: LoadedCheckpoint) -> str:

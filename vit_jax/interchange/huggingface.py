@@ -16,12 +16,20 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import file_header, pytorch, read_again, saved_objectives, tensors_by_name
+from vit_jax.interchange import (
+    answers,
+    file_header,
+    pytorch,
+    read_again,
+    saved_objectives,
+    tensors_by_name,
+)
 from vit_jax.interchange.checkpoint_file import CONFIG, PROCESSOR, CheckpointFile
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
 
 NAME = "huggingface"
 _KIND = "image_processor_type"
+_OURS = "vit_jax"  # in config.json, what transformers has no name for
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _USUAL = {
     "image_mean": (0.5,) * 3,
@@ -96,6 +104,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         )
     checkpoint.classes = _classes(file.config, config.num_classes)
     checkpoint.probabilities = _probabilities(file)
+    stated = file.config.get(_OURS, {}).get(answers.KEY, {})
+    checkpoint.settings = answers.known_settings(stated, file.path)
     if file.config:
         checkpoint.layout["config"] = file.config
     return checkpoint
@@ -120,6 +130,10 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     described = checkpoint.layout.get("config", {}) | {"dtype": "float32"}
     described |= conversion.config_json(config, checkpoint.layout)
     described |= extra.stated
+    described.pop(_OURS, None)
+    if checkpoint.settings:
+        described[_OURS] = {answers.KEY: checkpoint.settings}
+        answers.warn_of_other_code(checkpoint, "transformers", path)
     if not as_it_was:
         checkpoint.layout |= extra.layout
     if config.num_classes:

@@ -198,7 +198,7 @@ def load_run(
         model_config=model_config,
         config=schema.fill(default_config(), description["config"]),
         classes=_class_names(description),
-        step=int(run.folder.name) if run else 0,
+        step=descriptions.step_of(run.folder, description) if run else 0,
         directory=run.folder if run else epath.Path(path),
         own=reading.read_own(run.folder, description, model_config, whole) if run else None,
     )

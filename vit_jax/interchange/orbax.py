@@ -20,7 +20,7 @@ from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
 from vit_jax.data.labels import imagenet
-from vit_jax.interchange import file_header, lora, saved_objectives, tensors_by_name
+from vit_jax.interchange import answers, file_header, lora, saved_objectives, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.formats import (
     LoadedCheckpoint,
@@ -101,7 +101,6 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         )  # fmt: skip
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
-    data = filled.data
 
     def read_own() -> registry.Weights:
         names = own_parts(description)
@@ -114,10 +113,11 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         config,
         params,
         tuple(description["classes"]),
-        file_header.preprocessing_in(data),
+        file_header.preprocessing_in(filled.data),
         description.get(LAYOUT, {}),
         variables,
         probabilities=objectives.probabilities(filled.objective),
+        settings=answers.settings_of(schema.typed(config_class(filled), filled)),
         run=SavedRun(folder, description),
         called=filled.model.name,
         assumed=tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
@@ -139,6 +139,7 @@ def described(checkpoint: LoadedCheckpoint) -> tuple[Config, dict]:
     config.data.channels = checkpoint.model_config.channels
     if probabilities_of(checkpoint) == "sigmoid":
         config.objective.loss = "sigmoid"
+    config.update_from_flattened_dict(checkpoint.settings)
     config = schema.typed(config_class(config), config)
     if checkpoint.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))

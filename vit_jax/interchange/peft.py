@@ -18,7 +18,15 @@ from etils import epath
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
-from vit_jax.interchange import formats, peft_names, pytorch, safetensors, tensors_by_name
+from vit_jax.interchange import (
+    answers,
+    file_header,
+    formats,
+    peft_names,
+    pytorch,
+    safetensors,
+    tensors_by_name,
+)
 from vit_jax.interchange.checkpoint_file import CheckpointFile
 from vit_jax.interchange.conversions import translation
 from vit_jax.interchange.conversions.contract import HuggingFaceConversion
@@ -97,10 +105,8 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     base = formats.read_checkpoint(
         adapter_config["base_model_name_or_path"], **options, **request.overrides
     )
-    tensors = {
-        name.removeprefix(_PREFIX): tensor
-        for name, tensor in safetensors.read(path / WEIGHTS)[0].items()
-    }
+    saved, metadata = safetensors.read(path / WEIGHTS)
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}
     headed = bool(tensors.keys() & {*_HEADS})
     # MAE's network has its classifier in transformers' ViT.
     is_mae = base.layout.get("kind") == "vit_mae"
@@ -119,9 +125,27 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
             f"{', '.join(unknown[:3]) or 'any of its tensors'}"
         )
     weights = _merged(model, target, edits, trained, path)
-    return dataclasses.replace(
-        target.checkpoint, params=weights.params, variables=weights.variables, extras={}, objective=None
+    # The base may be a checkpoint of a run. The model is not what that run trained.
+    whole = dataclasses.replace(
+        target.checkpoint, params=weights.params, variables=weights.variables, extras={}, objective=None, run=None
     )  # fmt: skip
+    return _as_stated(whole, json.loads(metadata.get(pytorch.METADATA, "{}")), path)
+
+
+def _as_stated(
+    checkpoint: LoadedCheckpoint, stated: Mapping[str, Any], path: epath.Path
+) -> LoadedCheckpoint:
+    """The model with what `file_header.header` gave, in place of what the base says."""
+    if not stated:
+        return checkpoint
+    prepared, classes = stated.get("preprocessing"), stated.get("classes")
+    return dataclasses.replace(
+        checkpoint,
+        classes=tuple(classes) if classes else None,
+        preprocessing=file_header.preprocessing_of(prepared) if prepared else None,
+        probabilities=stated.get("probabilities", ""),
+        settings=answers.known_settings(stated.get(answers.KEY, {}), path),
+    )
 
 
 def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
@@ -171,7 +195,9 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with pytorch.NewFolder(path) as folder:
         specs = {name: (array.shape, array.dtype) for name, array in tensors.items()}
-        safetensors.write(folder / WEIGHTS, tensors.items(), specs, {"format": "pt"})
+        statements = json.dumps(file_header.header(checkpoint, {}))
+        metadata = {"format": "pt", pytorch.METADATA: statements}
+        safetensors.write(folder / WEIGHTS, tensors.items(), specs, metadata)
         (folder / CONFIG).write_text(json.dumps(described, indent=2))
 
 

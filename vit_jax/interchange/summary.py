@@ -30,7 +30,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
     Returns:
       `path`, `format`, `model_name` (see `naming.full_name`), `model` (its nearest name and all
       options), `parameters`, `classes` (`None` where the file does not say), `probabilities` (softmax or
-      sigmoid; `None` without a head), `preprocessing` (`None` where the file does not say), `assumed`
+      sigmoid; `None` without a head), `settings` (options that answers depend on), `preprocessing` (`None` where the file does not say), `assumed`
       (values that no file contains, by name: options of the model, fields of the preprocessing, how
       classes are named). Of a run also `step`, `metrics` (of its last evaluation, if it is done), `best`,
       `data`, `training_examples`, `init_from`, `adapters` and `versions`.
@@ -52,6 +52,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
         "parameters": registry.count_parameters(config),
         "classes": None if checkpoint.classes is None else list(checkpoint.classes),
         "probabilities": formats.probabilities_of(checkpoint) if config.num_classes else None,
+        "settings": checkpoint.settings,
         "preprocessing": prepared and dataclasses.asdict(prepared),
         "assumed": assumed(checkpoint),
     }
@@ -97,6 +98,7 @@ def text(summary: dict) -> str:
     if summary["probabilities"]:
         rows.append(("probabilities", _ANSWERS[summary["probabilities"]]))
     rows.append(("images", _images(summary["preprocessing"])))
+    rows += [("", f"config.{name} = {value!r}") for name, value in summary["settings"].items()]
     if summary["assumed"]:
         rows.append(("assumed", _assumed(summary["assumed"])))
     if "step" in summary:
@@ -105,7 +107,7 @@ def text(summary: dict) -> str:
 
 
 def _of_run(folder: epath.Path, description: dict) -> dict:
-    config, step = description["config"], int(folder.name)
+    config, step = description["config"], descriptions.step_of(folder, description)
     result = None
     if folder.parent.name == reading.FOLDER:
         result = places.read_json(folder.parent.parent / "result.json")

@@ -12,7 +12,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import height_width
-from vit_jax.interchange import file_header, pytorch, read_again, tensors_by_name
+from vit_jax.interchange import answers, file_header, pytorch, read_again, tensors_by_name
 from vit_jax.interchange.checkpoint_file import CONFIG, CheckpointFile
 from vit_jax.interchange.conversions import vit_arguments, vit_options
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, how_to_accept
@@ -119,6 +119,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
     again = checkpoint.layout.get("format") == NAME
     checkpoint = tensors_by_name.expressed(checkpoint, conversion, NAME)
     config = checkpoint.model_config
+    answers.warn_of_other_code(checkpoint, NAME, path)
     statements = header_of(checkpoint)
     header = {pytorch.METADATA: json.dumps(statements)}
     tensors = tensors_by_name.planned(checkpoint, conversion)
