@@ -1,0 +1,194 @@
+"""What is stored of Parquet files as the Hugging Face hub has data sets of images: where each image is, and the labels.
+
+A file has a column of structs of `bytes` and `path` (or of bytes alone), and one of labels, whose names stand in the
+schema's metadata.
+
+The columns of a file: of each row the page that has its image, the image's first byte and its bytes, and a code, the
+row of the table that is its label as text; of each page its first byte, its bytes and those without compression, see
+`parquet_pages.Values`. The note: the names of both columns and of the classes, and the compression.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.install import pip_install
+from vit_jax.data.sources.columns import FileColumns, smallest
+from vit_jax.data.sources.label_texts import LabelText
+from vit_jax.data.sources.parquet_pages import UnknownEncoding, Values, add_values
+from vit_jax.data.sources.ranges import open_to_scan
+from vit_jax.data.sources.stored_index import Kind
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
+
+_LABELS = ("label", "labels")
+_IMAGES = ("image", "img")
+_NO_LABEL = -1  # as the hub has it in tests whose labels are secret
+
+
+def _scan(file: places.File) -> FileColumns:
+    """The columns of a Parquet file.
+
+    Raises:
+      ConfigError: pyarrow is not installed, the file is damaged, has no column of images, no one column of labels, or
+        pages that are not read.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(f"{file.path} needs pyarrow: {pip_install('parquet')}") from error
+    try:
+        with open_to_scan(file) as opened:
+            return _describe(file.path, opened, pyarrow.parquet.ParquetFile(opened))
+    except ConfigError:
+        raise
+    except UnknownEncoding as error:
+        raise ConfigError(
+            f"{file.path}: the images are {error}, which is not read: write the file again with pyarrow.parquet."
+            "write_table(pyarrow.parquet.read_table(FILE), NEW_FILE)"
+        ) from None
+    except (
+        OSError,
+        pyarrow.ArrowException,
+        ValueError,
+        KeyError,
+        IndexError,
+        struct.error,
+    ) as error:
+        raise ConfigError(f"{file.path} cannot be read as a Parquet file: {error!r}") from None
+
+
+def _describe(path: str, opened: BinaryIO, file: "pyarrow.parquet.ParquetFile") -> FileColumns:
+    schema = file.schema_arrow
+    column = _image_column(schema, path)
+    features = _features(schema)
+    label = _label_column(schema, features, path)
+    names = _class_names(features.get(label, {}))
+    leaves = [file.schema.column(i) for i in range(len(file.schema))]
+    number = [leaf.path for leaf in leaves].index(_leaf_path(schema, column))
+    values = Values()
+    table: dict[LabelText, int] = {}
+    codes: list[int] = []
+    for group in range(file.num_row_groups):
+        chunk = file.metadata.row_group(group).column(number)
+        add_values(opened, chunk, leaves[number].max_definition_level, values)
+        texts = _read_labels(file, group, label, names, path)
+        codes += [table.setdefault(text, len(table)) for text in texts]
+    rows = np.asarray(values.places, np.int64).reshape(-1, 3).T
+    pages = np.asarray(values.pages, np.int64).reshape(-1, 3).T
+    columns = {
+        "page": smallest(rows[0]),
+        "first": smallest(rows[1]),
+        "size": smallest(rows[2]),
+        "page_first": smallest(pages[0]),
+        "page_size": smallest(pages[1]),
+        "page_inflated": smallest(pages[2]),
+        "code": np.asarray(codes, "<u4"),
+    }
+    note = {"image": column, "label": label, "names": list(names), "codec": values.codec}
+    return FileColumns(columns, list(table), note)
+
+
+def _leaf_path(schema: "pyarrow.Schema", column: str) -> str:
+    """The path of the values of a column of images in the file's own schema."""
+    import pyarrow.types
+
+    return f"{column}.bytes" if pyarrow.types.is_struct(schema.field(column).type) else column
+
+
+def _read_labels(
+    file: "pyarrow.parquet.ParquetFile", group: int, label: str, names: Sequence[str], path: str
+) -> list[LabelText]:
+    """The labels of a row group as text, `None` for each if there is no column of labels."""
+    if not label:
+        return [None] * file.metadata.row_group(group).num_rows
+    values = file.read_row_group(group, columns=[label]).column(0).to_pylist()
+    texts = list(map(_text, values))
+    return [_named(text, names, path) for text in texts] if names else texts
+
+
+def _text(value: Any) -> LabelText:
+    """A label as text, or several; `None` where there is none."""
+    if value is None or value == _NO_LABEL:
+        return None
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return str(value)
+
+
+def _named(text: LabelText, names: Sequence[str], path: str) -> LabelText:
+    """The names of class numbers that the metadata knows."""
+    if text is None:
+        return None
+    if isinstance(text, tuple):
+        return tuple(_name_of(number, names, path) for number in text)
+    return _name_of(text, names, path)
+
+
+def _name_of(number: str, names: Sequence[str], path: str) -> str:
+    if not number.isdecimal() or int(number) >= len(names):
+        raise ConfigError(
+            f"{path}: the label {number!r} is out of range: the schema names {len(names)} classes"
+        )
+    return names[int(number)]
+
+
+def _image_column(schema: "pyarrow.Schema", where: str) -> str:
+    """The name of the column that has encoded images."""
+    columns = [field.name for field in schema if _is_image(field.type)]
+    known = [name for name in _IMAGES if name in columns]
+    if not known and len(columns) != 1:
+        raise ConfigError(
+            f"{where} has {len(columns)} columns of images ({', '.join(columns) or 'none'}) among "
+            f"{', '.join(schema.names)}: one is needed, or one called image; it has bytes, or structs of bytes and path"
+        )
+    return known[0] if known else columns[0]
+
+
+def _is_image(kind: "pyarrow.DataType") -> bool:
+    import pyarrow.types
+
+    if pyarrow.types.is_struct(kind):
+        return "bytes" in [kind.field(i).name for i in range(kind.num_fields)]
+    return pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
+
+
+def _label_column(schema: "pyarrow.Schema", features: Mapping[str, Any], where: str) -> str:
+    """The name of the column with the labels; '' if there is none."""
+    for name in _LABELS:
+        if name in schema.names:
+            return name
+    named = [name for name in schema.names if _class_names(features.get(name, {}))]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{where} has {len(named)} columns of classes ({', '.join(named)}) and none called label: rename the one "
+            "that is meant"
+        )
+    return named[0] if named else ""
+
+
+def _features(schema: "pyarrow.Schema") -> dict[str, Any]:
+    """What the hub notes of the columns, by their names."""
+    metadata = schema.metadata or {}
+    noted = json.loads(metadata.get(b"huggingface", b"{}"))
+    return noted.get("info", {}).get("features", {})
+
+
+def _class_names(feature: Mapping[str, Any] | list) -> tuple[str, ...]:
+    """The names of classes in a feature, or in the one that it is a list of; () if it has none."""
+    if isinstance(feature, list):
+        feature = feature[0] if feature else {}
+    if feature.get("_type") == "ClassLabel":
+        return tuple(feature.get("names", ()))
+    inner = feature.get("feature")
+    return _class_names(inner) if isinstance(inner, dict) else ()
+
+
+KIND = Kind("parquet 1", _scan)
