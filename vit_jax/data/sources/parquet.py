@@ -43,6 +43,7 @@ _IN_COMMON = {  # fields of the note that all files have in common, and their na
     "label": "the column of labels",
     "names": "the names of classes",
 }
+_METADATA = "metadata.parquet"  # of images that are files, see `metadata.py`
 _KEPT = 1 << 28  # bytes of pages
 _FEW = 5  # images in a compressed page, beyond which reading in random order is slow
 
@@ -237,7 +238,7 @@ def find_parquet(tree: Tree) -> list[str]:
         return []
     for folder in _FOLDERS:
         names = tree.files(folder)
-        files = [name for name in names if name.lower().endswith(SUFFIX)]
+        files = [name for name in names if name.lower().endswith(SUFFIX) and name != _METADATA]
         if files and not any(map(is_image_name, names)):
             return [os.path.join(folder, name) for name in files]
     return []

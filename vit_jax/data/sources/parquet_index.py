@@ -25,6 +25,8 @@ from vit_jax.data.sources.ranges import open_to_scan
 from vit_jax.data.sources.stored_index import Kind
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import pyarrow
     import pyarrow.parquet
 
@@ -40,13 +42,10 @@ def _scan(file: places.File) -> FileColumns:
       ConfigError: pyarrow is not installed, the file is damaged, has no column of images, no one column of labels, or
         pages that are not read.
     """
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(f"{file.path} needs pyarrow: {pip_install('parquet')}") from error
+    arrow = import_parquet(file.path)
     try:
         with open_to_scan(file) as opened:
-            return _describe(file.path, opened, pyarrow.parquet.ParquetFile(opened))
+            return _describe(file.path, opened, arrow.parquet.ParquetFile(opened))
     except ConfigError:
         raise
     except UnknownEncoding as error:
@@ -56,7 +55,7 @@ def _scan(file: places.File) -> FileColumns:
         ) from None
     except (
         OSError,
-        pyarrow.ArrowException,
+        arrow.ArrowException,
         ValueError,
         KeyError,
         IndexError,
@@ -65,12 +64,24 @@ def _scan(file: places.File) -> FileColumns:
         raise ConfigError(f"{file.path} cannot be read as a Parquet file: {error!r}") from None
 
 
+def import_parquet(path: str) -> "ModuleType":
+    """The package pyarrow, with `pyarrow.parquet`.
+
+    Raises:
+      ConfigError: it is not installed, and the file `path` needs it.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(f"{path} needs pyarrow: {pip_install('parquet')}") from error
+    return pyarrow
+
+
 def _describe(path: str, opened: BinaryIO, file: "pyarrow.parquet.ParquetFile") -> FileColumns:
     schema = file.schema_arrow
     column = _image_column(schema, path)
-    features = _features(schema)
-    label = _label_column(schema, features, path)
-    names = _class_names(features.get(label, {}))
+    label = _label_column(schema, path)
+    names = class_names(schema, label)
     leaves = [file.schema.column(i) for i in range(len(file.schema))]
     number = [leaf.path for leaf in leaves].index(_leaf_path(schema, column))
     values = Values()
@@ -109,9 +120,23 @@ def _read_labels(
     """The labels of a row group as text, `None` for each if there is no column of labels."""
     if not label:
         return [None] * file.metadata.row_group(group).num_rows
-    values = file.read_row_group(group, columns=[label]).column(0).to_pylist()
-    texts = list(map(_text, values))
+    return label_texts(file.read_row_group(group, columns=[label]).column(0), names, path)
+
+
+def label_texts(column: "pyarrow.ChunkedArray", names: Sequence[str], path: str) -> list[LabelText]:
+    """The labels in a column as text.
+
+    Args:
+      names: of the classes that numbers stand for; (): labels are what they are.
+      path: the file, for errors.
+    """
+    texts = list(map(_text, column.to_pylist()))
     return [_named(text, names, path) for text in texts] if names else texts
+
+
+def class_names(schema: "pyarrow.Schema", column: str) -> tuple[str, ...]:
+    """The names of the classes in a column; () if the schema has none."""
+    return _names_of(_features(schema).get(column, {}))
 
 
 def _text(value: Any) -> LabelText:
@@ -160,12 +185,12 @@ def _is_image(kind: "pyarrow.DataType") -> bool:
     return pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind)
 
 
-def _label_column(schema: "pyarrow.Schema", features: Mapping[str, Any], where: str) -> str:
+def _label_column(schema: "pyarrow.Schema", where: str) -> str:
     """The name of the column with the labels; '' if there is none."""
     for name in _LABELS:
         if name in schema.names:
             return name
-    named = [name for name in schema.names if _class_names(features.get(name, {}))]
+    named = [name for name in schema.names if class_names(schema, name)]
     if len(named) > 1:
         raise ConfigError(
             f"{where} has {len(named)} columns of classes ({', '.join(named)}) and none called label: rename the one "
@@ -181,14 +206,14 @@ def _features(schema: "pyarrow.Schema") -> dict[str, Any]:
     return noted.get("info", {}).get("features", {})
 
 
-def _class_names(feature: Mapping[str, Any] | list) -> tuple[str, ...]:
+def _names_of(feature: Mapping[str, Any] | list) -> tuple[str, ...]:
     """The names of classes in a feature, or in the one that it is a list of; () if it has none."""
     if isinstance(feature, list):
         feature = feature[0] if feature else {}
     if feature.get("_type") == "ClassLabel":
         return tuple(feature.get("names", ()))
     inner = feature.get("feature")
-    return _class_names(inner) if isinstance(inner, dict) else ()
+    return _names_of(inner) if isinstance(inner, dict) else ()
 
 
 KIND = Kind("parquet 1", _scan)
