@@ -3,15 +3,17 @@
 import json
 
 import cv2
-import datasets
 import numpy as np
-import pandas
 import pytest
 
+from tests import lazily
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
+
+datasets = lazily.Package("datasets")
+pandas = lazily.Package("pandas")
 
 
 def opened(root, split="train", **fields):

@@ -8,18 +8,20 @@ import threading
 import time
 
 import cv2
-import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests import lazily
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources import parquet
+
+datasets = lazily.Package("datasets")
 
 NAMES = ("disc", "square", "triangle")
 
@@ -143,15 +145,13 @@ def test_compressed_pages_that_are_too_large_to_keep_are_warned_of(tmp_path, cap
     assert [source[i].image for i in (1199, 3)] == [png(1199 % 250), png(3)]
 
 
-FEATURES = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
-
-
 def of_datasets(count, first=0):
     """A data set of the library `datasets`."""
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)}
     rows = range(first, first + count)
     images = [{"bytes": png(i % 250), "path": f"{i}.png"} for i in rows]
     return datasets.Dataset.from_dict(
-        {"image": images, "label": [i % 3 for i in rows]}, features=FEATURES
+        {"image": images, "label": [i % 3 for i in rows]}, features=datasets.Features(features)
     )
 
 

@@ -155,7 +155,7 @@ class _StoredValues:
         self._lock = threading.Lock()
 
     def read(self, rows: Sequence[_Row], names: Sequence[str]) -> list[bytes]:
-        """The encoded images in rows, of which errors have the `names`.
+        """The encoded images in rows; errors call them by `names`.
 
         Raises:
           BadImage: a row has no image, or it is damaged.
@@ -238,8 +238,8 @@ def find_parquet(tree: Tree) -> list[str]:
         return []
     for folder in _FOLDERS:
         names = tree.files(folder)
-        files = [name for name in names if name.lower().endswith(SUFFIX) and name != _METADATA]
-        if files and not any(map(is_image_name, names)):
+        files = [name for name in names if name.lower().endswith(SUFFIX)]
+        if files and _METADATA not in files and not any(map(is_image_name, names)):
             return [os.path.join(folder, name) for name in files]
     return []
 
@@ -304,7 +304,7 @@ def open_parquet(paths: Sequence[str], where: str, config_data: Data) -> DataSet
 
 
 def _common_note(index: Index, files: Sequence[str]) -> Mapping[str, Any]:
-    """The note of the files in `parquet_index`, in which they agree.
+    """The note that `parquet_index` has of every file; they agree in it.
 
     Raises:
       ConfigError: one has another column of images or of labels, or other classes.

@@ -1,11 +1,11 @@
-"""What is stored of Parquet files as the Hugging Face hub has data sets of images: where each image is, and the labels.
+"""The stored index of Parquet files that are data sets of images on the Hugging Face hub: places of images, and labels.
 
-A file has a column of structs of `bytes` and `path` (or of bytes alone), and one of labels, whose names stand in the
-schema's metadata.
+A file has a column of structs of `bytes` and `path` (or of bytes alone), and one of labels. The names of the classes
+stand in the schema's metadata.
 
 The columns of a file: of each row the page that has its image, the image's first byte and its bytes, and a code, the
-row of the table that is its label as text; of each page its first byte, its bytes and those without compression, see
-`parquet_pages.Values`. The note: the names of both columns and of the classes, and the compression.
+row of the table that is its label as text; of each page its first byte, its bytes and its bytes without compression,
+see `parquet_pages.Values`. The note: the names of both columns and of the classes, and the compression.
 """
 
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LABELS = ("label", "labels")
 _IMAGES = ("image", "img")
-_NO_LABEL = -1  # as the hub has it in tests whose labels are secret
+_NO_LABEL = -1  # the hub's label of images to test on, if the labels are secret
 
 
 def _scan(file: places.File) -> FileColumns:
@@ -127,7 +127,7 @@ def label_texts(column: "pyarrow.ChunkedArray", names: Sequence[str], path: str)
     """The labels in a column as text.
 
     Args:
-      names: of the classes that numbers stand for; (): labels are what they are.
+      names: the classes that numbers stand for; (): labels are texts or numbers without names.
       path: the file, for errors.
     """
     texts = list(map(_text, column.to_pylist()))
@@ -200,7 +200,7 @@ def _label_column(schema: "pyarrow.Schema", where: str) -> str:
 
 
 def _features(schema: "pyarrow.Schema") -> dict[str, Any]:
-    """What the hub notes of the columns, by their names."""
+    """The hub's description of each column, by its name."""
     metadata = schema.metadata or {}
     noted = json.loads(metadata.get(b"huggingface", b"{}"))
     return noted.get("info", {}).get("features", {})

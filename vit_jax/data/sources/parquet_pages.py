@@ -1,7 +1,7 @@
 """Where the values of a column of bytes are in a Parquet file: by the headers of its pages, which are structs of
 Thrift's compact protocol, and by the lengths in front of the values.
 
-Numbers of fields, kinds and encodings are those of the format's parquet.thrift.
+The format's parquet.thrift has the numbers of fields, kinds and encodings.
 """
 
 import dataclasses
@@ -30,11 +30,23 @@ _CODECS = {
 _NO_VALUE = (0, 0, 0)
 
 # Fields of a page's header.
-_KIND, _INFLATED, _STORED, _DATA, _DICTIONARY, _DATA_2 = 1, 2, 3, 5, 7, 8
-_KIND_DATA, _KIND_DICTIONARY, _KIND_DATA_2 = 0, 2, 3
+_KIND = 1
+_INFLATED = 2
+_STORED = 3
+_DATA = 5
+_DICTIONARY = 7
+_DATA_2 = 8
+# Kinds of pages.
+_KIND_DATA = 0
+_KIND_DICTIONARY = 2
+_KIND_DATA_2 = 3
 # Fields of the header of a page of values.
-_COUNT, _ENCODING, _ENCODING_2 = 1, 2, 4
-_LEVELS_2, _REPEATS_2, _COMPRESSED_2 = 5, 6, 7
+_COUNT = 1
+_ENCODING = 2
+_ENCODING_2 = 4
+_LEVELS_2 = 5
+_REPEATS_2 = 6
+_COMPRESSED_2 = 7
 
 _Place = tuple[int, int, int]  # page, first byte, bytes; see `Values.places`
 
@@ -48,10 +60,10 @@ class Values:
     """The values of a column.
 
     Attributes:
-      places: of each row the page that has its value, the value's first byte and its bytes, 0 if there is none. A page
-        that is stored as it is has the first byte in the file, else in the decompressed page.
-      pages: first byte in the file, bytes in the file, decompressed bytes or 0 if the page is stored as it is.
-      codec: by which pages are compressed, as pyarrow calls it; '' if none is.
+      places: (page, first byte, bytes) of each row's value; no bytes mean that it has none. The first byte is counted
+        in the decompressed page, or in the file if the page is not compressed.
+      pages: (first byte, bytes, decompressed bytes) of each page in the file; 0 if it is not compressed.
+      codec: pyarrow's name for the compression of pages; '' if none is compressed.
     """
 
     places: list[_Place] = dataclasses.field(default_factory=list)
@@ -66,7 +78,7 @@ class _Page:
     Attributes:
       number: in `Values.pages`.
       content: the file, or the decompressed page.
-      end: the place in `content` behind its last byte.
+      end: the number of the byte in `content` that follows its last one.
     """
 
     number: int
