@@ -1,5 +1,5 @@
-"""Image folders with metadata.csv, .jsonl or .parquet beside the images, as the Hugging Face hub has them: lists with
-the fields `file_name` and `label`, one for all images, or one in the folder of each split.
+"""Image folders of the Hugging Face hub, with metadata.csv, .jsonl or .parquet beside the images: lists with the fields
+`file_name` and `label`, one for all images, or one in the folder of each split.
 """
 
 import os

@@ -96,7 +96,7 @@ def add_values(
 
     Args:
       opened: the file.
-      chunk: what its metadata say of the column in the row group.
+      chunk: the metadata of the column in the row group.
       most_defined: the column's largest definition level, which a row with a value has.
 
     Raises:
@@ -158,7 +158,7 @@ def decompress(content: bytes, size: int, codec: str) -> bytes:
 def _open_page(
     opened: BinaryIO, header: dict[int, Any], codec: str, skipped: int, values: Values
 ) -> _Page:
-    """Opens the page whose header was read, of which `skipped` bytes were read too, and adds it to `values`."""
+    """Opens the page whose header and first `skipped` bytes were read, and adds it to `values`."""
     first = opened.tell()
     size = header[_STORED] - skipped
     number = len(values.pages)
