@@ -238,6 +238,23 @@ def test_files_that_differ_in_their_classes_are_refused(tmp_path):
         opened(tmp_path)
 
 
+def test_rows_of_several_splits_and_nested_labels_are_refused(tmp_path):
+    images = [{"bytes": png(1), "path": None}] * 4
+    splits = ["Training", "Training", "Testing", "Testing"]
+    table = pyarrow.table({"image": images, "label": [0, 1, 1, 0], "subset": splits})
+    pyarrow.parquet.write_table(table, tmp_path / "all.parquet")
+    with pytest.raises(
+        ConfigError, match="by the column 'subset': Testing, Training. Write a file"
+    ):
+        opened(tmp_path / "all.parquet")
+    pyarrow.parquet.write_table(table.slice(0, 2), tmp_path / "train.parquet")
+    assert len(opened(tmp_path / "train.parquet")) == 2
+    nested = pyarrow.table({"image": images[:1], "label": [{"moss": 1}]})
+    pyarrow.parquet.write_table(nested, tmp_path / "nested.parquet")
+    with pytest.raises(ConfigError, match="the labels are nested"):
+        opened(tmp_path / "nested.parquet")
+
+
 @pytest.mark.slow
 def test_ten_to_the_five_rows_open_in_two_seconds_and_are_read_as_fast_as_of_a_tar(tmp_path):
     count = 100_000

@@ -25,7 +25,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
 from vit_jax.data.sources.label_texts import split_labels
-from vit_jax.data.sources.split_names import find_splits, has_both_sides, names_to_train_on
+from vit_jax.data.sources.split_names import are_splits, find_splits, names_to_train_on
 from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
 
@@ -270,18 +270,12 @@ def _split_column(path: epath.Path, header: Sequence[str], rows: Iterable[Mappin
                 del values[name]
         if not values:
             break
-    columns = [name for name, texts in values.items() if _are_splits(texts)]
+    columns = [name for name, texts in values.items() if are_splits(texts)]
     if len(columns) > 1:
         raise ConfigError(
             f"{path}: the columns {', '.join(columns)} all name splits: call the one that is meant {_SPLIT!r}"
         )
     return columns[0] if columns else _SPLIT
-
-
-def _are_splits(texts: set[str]) -> bool:
-    """Whether all texts name splits, at least one to train on and one to judge by."""
-    splits = find_splits(texts)
-    return set(splits) == texts and has_both_sides(splits.values())
 
 
 def json_label(fields: dict) -> str | tuple[str, ...] | None:

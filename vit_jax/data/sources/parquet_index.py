@@ -22,6 +22,7 @@ from vit_jax.data.sources.columns import FileColumns, smallest
 from vit_jax.data.sources.label_texts import LabelText
 from vit_jax.data.sources.parquet_pages import UnknownEncoding, Values, add_values
 from vit_jax.data.sources.ranges import open_to_scan
+from vit_jax.data.sources.split_names import are_splits, find_splits
 from vit_jax.data.sources.stored_index import Kind
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def _describe(path: str, opened: BinaryIO, file: "pyarrow.parquet.ParquetFile") 
     column = _image_column(schema, path)
     label = _label_column(schema, path)
     names = class_names(schema, label)
+    _check_splits(file, path)
     leaves = [file.schema.column(i) for i in range(len(file.schema))]
     number = [leaf.path for leaf in leaves].index(_leaf_path(schema, column))
     values = Values()
@@ -107,6 +109,25 @@ def _describe(path: str, opened: BinaryIO, file: "pyarrow.parquet.ParquetFile") 
     return FileColumns(columns, list(table), note)
 
 
+def _check_splits(file: "pyarrow.parquet.ParquetFile", path: str) -> None:
+    """Raises `ConfigError` if a column has rows of several splits, which are told by the names of files alone."""
+    import pyarrow.types
+
+    if not file.num_row_groups:
+        return
+    texts = [field.name for field in file.schema_arrow if pyarrow.types.is_string(field.type)]
+    for column in texts:
+        first = file.read_row_group(0, columns=[column]).column(0).unique().to_pylist()
+        if None in first or len(find_splits(first)) < len(first):
+            continue
+        values = set(file.read(columns=[column]).column(0).unique().to_pylist())
+        if are_splits(values):
+            raise ConfigError(
+                f"{path} has rows of several splits, by the column {column!r}: {', '.join(sorted(values))}. Write a "
+                "file for each, such as train.parquet and test.parquet"
+            )
+
+
 def _leaf_path(schema: "pyarrow.Schema", column: str) -> str:
     """The path of the values of a column of images in the file's own schema."""
     import pyarrow.types
@@ -130,6 +151,14 @@ def label_texts(column: "pyarrow.ChunkedArray", names: Sequence[str], path: str)
       names: the classes that numbers stand for; (): labels are texts or numbers without names.
       path: the file, for errors.
     """
+    import pyarrow.types
+
+    kind = column.type
+    kind = kind.value_type if pyarrow.types.is_list(kind) else kind
+    if pyarrow.types.is_nested(kind):
+        raise ConfigError(
+            f"{path}: the labels are nested ({column.type}): write the name or number of the class, or a list of them"
+        )
     texts = list(map(_text, column.to_pylist()))
     return [_named(text, names, path) for text in texts] if names else texts
 
