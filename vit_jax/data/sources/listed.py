@@ -250,8 +250,8 @@ def _split_field(path: epath.Path) -> str:
 
 
 def _split_column(path: epath.Path, header: Sequence[str], rows: Iterable[Mapping]) -> str:
-    """The column of splits: `split` in any case, or else the column in which every value names a split, if the table
-    has images to train on and images to judge by.
+    """The column of splits: `split` in any case, or else the column in which every value names a split, with images to
+    train on and images to judge by.
 
     Without such a column the result is `split`, which no row has.
 

@@ -110,7 +110,7 @@ def _describe(path: str, opened: BinaryIO, file: "pyarrow.parquet.ParquetFile") 
 
 
 def _check_splits(file: "pyarrow.parquet.ParquetFile", path: str) -> None:
-    """Raises `ConfigError` if a column has rows of several splits, which are told by the names of files alone."""
+    """Raises `ConfigError` if a column names several splits: the name of a file says the split of all its rows."""
     import pyarrow.types
 
     if not file.num_row_groups:

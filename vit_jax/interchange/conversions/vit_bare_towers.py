@@ -1,5 +1,5 @@
-"""Files of transformers' other ViTs without their config.json, as `vit_bare` has those of ViT: BEiT, data2vec-vision,
-I-JEPA, AIMv2, and the image towers of CLIP, SigLIP and SigLIP 2.
+"""Files of transformers' other ViTs without config.json: BEiT, data2vec-vision, I-JEPA, AIMv2, and the image towers of
+CLIP, SigLIP and SigLIP 2. ViT itself and its closest relatives are in `vit_bare`.
 
 Files of data2vec-vision without a prefix are taken for BEiT's, which is the same network.
 """
@@ -29,7 +29,7 @@ _ACTIVATION = "quick_gelu is taken, which OpenAI's weights compute with; those o
 def fields(shapes: contract.Shapes, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fields of config.json that tensors tell; `None` if the names are of none of these classes.
 
-    Args and errors are those of `vit_bare.fields`.
+    The arguments and errors are described at `vit_bare.fields`.
     """
     for find in (_beit, _ijepa, _clip_or_siglip, _aim):
         stated = find(shapes, metadata)
@@ -67,7 +67,8 @@ def _sized(
 
     Args:
       patches: the kernel's name.
-      rows, others: of the table, and how many of these belong to no patch.
+      rows: of the table.
+      others: the number of rows that belong to no patch.
     """
     width, channels, patch, across = shapes[patches]
     grid, _ = contract.patch_grid(rows, (others,), patch, metadata)
@@ -166,7 +167,7 @@ def _clip_or_siglip(shapes: contract.Shapes, metadata: Mapping[str, Any]) -> dic
         name = "SiglipForImageClassification" if has_head else "SiglipVisionModel"
         sized = _sized(shapes, f"{at}{patches}", rows, 0, metadata)
         return _with_heads("siglip_vision_model", stated | sized | {"architectures": [name]})
-    # The kernel of NaFlex is that of a dense layer, on the pixels of square patches.
+    # NaFlex embeds patches by a dense layer, whose kernel has a row for each value of a square patch.
     channels = 3
     patch = math.isqrt(shapes[f"{at}{patches}"][1] // channels)
     naflex = {
