@@ -105,9 +105,8 @@ def _beit(shapes: contract.Shapes, metadata: Mapping[str, Any]) -> dict[str, Any
     if biases is not None:
         stated["image_size"] = vit_beit.image_size(biases[0], patch, metadata)
         stated["num_attention_heads"] = biases[1]
-    pretrained = (
-        "lm_head.weight" in shapes
-    )  # whose published models pool all patches, without a norm of what is pooled
+    # The published models with this head pool all patches, and have no norm behind the pooling.
+    pretrained = "lm_head.weight" in shapes
     head = "ForImageClassification" if "classifier.bias" in shapes else "Model"
     return _with_heads(
         kind,
