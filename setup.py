@@ -24,6 +24,7 @@ TEST = [
     *SERVE,
     *ONNX,
     *OPENVINO,
+    "datasets>=5; python_version < '3.12'",
     "flatbuffers>=25",
     "gcp-storage-emulator>=2026.7",
     "gcsfs>=2026.10",

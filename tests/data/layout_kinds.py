@@ -6,6 +6,7 @@ import json
 import pathlib
 import tarfile
 import unicodedata
+import zipfile
 from collections.abc import Callable
 
 import numpy as np
@@ -173,6 +174,29 @@ def list_with_splits(rng, root):
     return Made("folder", path, sizes=(18, 6))
 
 
+def list_with_another_column_of_splits(rng, root):
+    first, second = _pair(rng)
+    column = ["Split", "subset", "partition", "set", "phase"][rng.integers(5)]
+    rows = [
+        {
+            "path": f"{i}.jpg",
+            "label": CLASSES[i % 3],
+            "patient": f"p{i}",
+            "view": ["AP", "PA"][i % 2],
+        }
+        | {column: second if i % 4 == 3 else first}
+        for i in range(24)
+    ]
+    if rng.integers(2):
+        path = root / "a.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        path = root / "a.csv"
+        lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+        path.write_text("\n".join(lines))
+    return Made("folder", path, sizes=(18, 6))
+
+
 def list_without_splits(rng, root):
     labelled = bool(rng.integers(2))
     rows = [f"{i}.jpg" + f",{CLASSES[i % 3]}" * labelled for i in range(12)]
@@ -234,6 +258,18 @@ def tar_with_splits(rng, root):
     return Made("tar", root / "a.tar", sizes=(9, 9))
 
 
+def zip_with_splits(rng, root):
+    first, second = _pair(rng)
+    method = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED][rng.integers(2)]
+    with zipfile.ZipFile(root / "a.zip", "w", method) as archive:
+        for split, count in ((first, 3), (second, 2)):
+            for name in CLASSES:
+                for i in range(count):
+                    archive.writestr(f"set/{split}/{name}/{i}.jpg", b"x" * 20)
+        archive.writestr(f"__MACOSX/set/{first}/fern/._0.jpg", b"x")
+    return Made("folder", root / "a.zip", sizes=(9, 6))
+
+
 def tar_with_splits_in_classes(rng, root):
     splits = _pair(rng)
     names = [f"{name}/{split}/{i}.jpg" for split in splits for name in CLASSES for i in range(3)]
@@ -287,6 +323,15 @@ def several_data_sets(rng, root):
     return Made("folder", root, words=(f"config.data.path={root}/set1", "layout=classes"))
 
 
+def data_sets_with_other_splits(rng, root):
+    case = CASES[rng.integers(len(CASES))]
+    first = case(["train", "training", "train_set"][rng.integers(3)])
+    for folder, second in (("site_a", case("test")), ("site_b", case("valid"))):
+        for name in CLASSES:
+            _touch(root, [f"{folder}/{first}/{name}/0.png", f"{folder}/{second}/{name}/1.png"])
+    return Made("folder", root, words=(f"config.data.path={root}/site_a", "layout=classes"))
+
+
 def class_called_like_a_split(rng, root):
     name = ["train", "Train", "test"][rng.integers(3)]
     _touch(root, ["bus/0.png", "tram/0.png", f"{name}/freight/0.png", f"{name}/express/0.png"])
@@ -309,6 +354,13 @@ def masks(rng, root):
             [f"{name}/{i}.jpg" for i in range(3)] + [f"{name}/{mask.format(i)}" for i in range(3)],
         )
     return Made("folder", root, words=("mask_files=skip", "keep"))
+
+
+def a_png_for_each_jpeg(rng, root):
+    suffix = [".jpg", ".jpeg", ".JPG"][rng.integers(3)]
+    for name in CLASSES:
+        _touch(root, [f"{name}/{i}{end}" for i in range(3) for end in (suffix, ".png")])
+    return Made("folder", root, words=("0.png beside", "mask_files=skip", "keep"))
 
 
 def two_to_train_on(rng, root):
@@ -339,13 +391,28 @@ def label_given_twice(rng, root):
     return Made("tar", root / "a.tar", words=("a/0.cls twice, with the labels 'fern' and 'moss'",))
 
 
+def numbers_given_twice(rng, root):
+    members = {"a/0.jpg": b"x", "a/0.cls": b"1", "a/0.json": b'{"label": 2}'}
+    _write_tar(root / "a.tar", members)
+    return Made("tar", root / "a.tar", words=("a/0.cls says 1 and a/0.json says 2",))
+
+
+def nested_labels(rng, root):
+    label = [{"fern": 1, "moss": 0}, [["fern"]], [{"name": "moss"}]][rng.integers(3)]
+    lines = (json.dumps({"path": f"{i}.png", "label": label}) for i in range(3))
+    (root / "a.jsonl").write_text("\n".join(lines))
+    return Made("folder", root / "a.jsonl", words=("a.jsonl, line 1: the label", "is nested"))
+
+
 Kind = Callable[[np.random.Generator, pathlib.Path], Made]
 READ: tuple[Kind, ...] = (
     splits_of_classes, classes_of_splits, split_folders_within_themselves, three_splits, splits_without_labels,
     class_folders, one_class, images_alone, arrays_beside_images, accents, list_with_splits, list_without_splits,
     tar_with_splits, tar_with_splits_in_classes, tars_of_splits, dots_in_tars, metadata_of_the_hub, parquet_of_the_hub,
+    list_with_another_column_of_splits, zip_with_splits,
 )  # fmt: skip
 ASKED: tuple[Kind, ...] = (
     parts, several_data_sets, class_called_like_a_split, folder_around, masks, two_to_train_on,
-    other_classes_to_judge_by, label_given_twice,
+    other_classes_to_judge_by, label_given_twice, data_sets_with_other_splits, a_png_for_each_jpeg, numbers_given_twice,
+    nested_labels,
 )  # fmt: skip

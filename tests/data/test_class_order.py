@@ -12,6 +12,8 @@ from vit_jax.data.labels.classes import UnknownNames, with_classes
 from vit_jax.data.options import Data
 from vit_jax.interchange.loading import load_run
 
+from .test_tar import write_tar
+
 NUMBERS = UnknownNames(map(str, range(12)))
 
 
@@ -32,6 +34,22 @@ def test_the_order_of_numbered_folders_is_asked_and_taken_as_it_is_set(first, tm
     assert with_classes(source, NUMBERS, "numbers").numbers == tuple(range(12))
     by_text = with_classes(source, NUMBERS, "texts")
     assert [by_text.numbers[names.index(name)] for name in sorted(names)] == list(range(12))
+
+
+def test_the_order_of_numbered_folders_in_a_tar_file_is_asked_too(tmp_path):
+    names = [f"stage{i}" for i in range(12)]
+    write_tar(tmp_path / "a.tar", {f"{name}/0.jpg": b"x" for name in names})
+    source = sources.open_source(
+        Data(name="tar", path=str(tmp_path / "a.tar"), holdout=0.0), "train"
+    )
+    with pytest.raises(ConfigError, match=r"class_order=numbers for .* or =texts for "):
+        with_classes(source, NUMBERS)
+    beside = {f"{i}.jpg": b"x" for i in range(12)} | {f"{i}.cls": b"%d" % i for i in range(12)}
+    write_tar(tmp_path / "b.tar", beside)
+    labelled = sources.open_source(
+        Data(name="tar", path=str(tmp_path / "b.tar"), holdout=0.0), "train"
+    )
+    assert with_classes(labelled, NUMBERS) is labelled  # class numbers, which are the model's
 
 
 def test_nothing_is_asked_where_there_is_one_order_or_classes_have_names(tmp_path):

@@ -7,8 +7,11 @@ import json
 import pickle
 import tarfile
 import time
+import zipfile
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from etils import epath
 
@@ -180,6 +183,47 @@ def test_tar_files_in_a_bucket_are_those_on_a_disk(request, tmp_path, where):
         )
         same(local, remote, path=tmp_path, url=url)
         assert local.fingerprint() == remote.fingerprint()
+
+
+@pytest.mark.parametrize("where", ["bucket", "s3_bucket"])
+def test_parquet_and_zip_files_in_a_bucket_are_those_on_a_disk(request, tmp_path, where):
+    url = request.getfixturevalue(where) + "/set"
+    images = [{"bytes": image(i), "path": None} for i in range(12)]
+    for i, compression in enumerate(("none", "snappy")):
+        table = pyarrow.table({"image": images[6 * i :][:6], "label": list("abcabc")})
+        path = tmp_path / f"parquet/data/train-0000{i}-of-00002.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(table, path, compression=compression, row_group_size=4)
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / f"{method}.zip", "w", method) as archive:
+            for i in range(6):
+                archive.writestr(f"{'ab'[i % 2]}/{i}.png", image(i))
+    upload(tmp_path, url)
+    for name in ("parquet", f"{zipfile.ZIP_STORED}.zip", f"{zipfile.ZIP_DEFLATED}.zip"):
+        local, remote = (
+            sources.open_source(Data(name="folder", path=f"{root}/{name}", holdout=0.0), "train")
+            for root in (tmp_path, url)
+        )
+        same(local, remote, path=tmp_path, url=url)
+        assert local.fingerprint() == remote.fingerprint()
+
+
+def test_a_second_start_reads_the_index_and_no_parquet_file(bucket, faults):
+    file = io.BytesIO()
+    images = [{"bytes": image(i), "path": None} for i in range(6)]
+    pyarrow.parquet.write_table(pyarrow.table({"image": images, "label": list("abcabc")}), file)
+    (epath.Path(bucket) / "train.parquet").write_bytes(file.getvalue())
+
+    def opened():
+        faults.forget_requests()
+        source = sources.open_source(Data(name="folder", path=bucket, holdout=0.0), "train")
+        paths = [path for _, path in faults.requests()]
+        return source, sum("train.parquet?" in path and "media" in path for path in paths)
+
+    first, reads = opened()
+    second, no_reads = opened()
+    assert reads and not no_reads
+    assert records(first) == records(second)
 
 
 def opened_tars(url):

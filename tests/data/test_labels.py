@@ -212,3 +212,21 @@ def test_labels_whose_accents_are_stored_in_two_ways_are_one_class(tmp_path):
     (tmp_path / "classes.txt").write_text(f"moss\n{decomposed}\n", "utf-8")
     source = sources.open_train(config)
     assert source.classes == ("moss", decomposed) and source.labels.tolist() == [1, 1, 0]
+
+
+def test_a_tab_separates_labels_and_other_signs_may(tmp_path):
+    rows = ["sea\ttree", "sea", "tree"]
+    (tmp_path / "a.csv").write_text("path,labels\n" + "".join(f"{r}.png,{r}\n" for r in rows))
+    with pytest.raises(ConfigError, match=r"label_separator=\$'\\t' if they are several"):
+        sources.open_data_set(Data(name="folder", path=str(tmp_path / "a.csv")))
+    rows = ["sea+tree", "sea", "tree", "sky+sea"]
+    (tmp_path / "a.csv").write_text("path,labels\n" + "".join(f"{r}.png,{r}\n" for r in rows))
+    with pytest.raises(ConfigError, match=r"separated by '\+'"):
+        sources.open_data_set(Data(name="folder", path=str(tmp_path / "a.csv")))
+
+
+def test_several_columns_of_splits_are_a_question(tmp_path):
+    rows = "".join(f"{i}.png,a,{s},{s}\n" for i, s in enumerate(["train", "test"]))
+    (tmp_path / "a.csv").write_text("path,label,fold,set\n" + rows)
+    with pytest.raises(ConfigError, match="the columns fold, set all name splits"):
+        sources.open_data_set(Data(name="folder", path=str(tmp_path / "a.csv")))

@@ -2,12 +2,18 @@
 
 import json
 
+import cv2
+import numpy as np
 import pytest
 
+from tests import lazily
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
+
+datasets = lazily.Package("datasets")
+pandas = lazily.Package("pandas")
 
 
 def opened(root, split="train", **fields):
@@ -38,6 +44,46 @@ def test_metadata_in_the_folders_of_splits_has_the_labels(name, tmp_path):
     train, test = opened(tmp_path), opened(tmp_path, "test")
     assert train.paths == ("train/0.png", "train/1.png") and train.labels.tolist() == [0, 1]
     assert test.paths == ("validation/0.png",) and test.labels.tolist() == [1]
+
+
+NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", ["beside each split", "no splits"])
+def test_image_folders_are_read_as_datasets_reads_them(name, place, tmp_path):
+    root = tmp_path / "set"
+    files = [f"train/{i}.png" for i in range(5)] + [f"test/a/{i}.png" for i in range(3)]
+    if place == "no splits":
+        files = [f"pictures/{i}.png" for i in range(8)]
+    for i, file in enumerate(files):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(root / file), np.full((4, 4, 3), 20 * i, np.uint8))
+    folders = ("train", "test") if place == "beside each split" else ("",)
+    for folder in folders:
+        within = [file for file in files if file.startswith(folder)]
+        table = pandas.DataFrame(
+            {
+                "file_name": [file.removeprefix(f"{folder}/") for file in within],
+                "caption": "what is seen",
+                "label": [("fern", "moss")[files.index(file) % 2] for file in within],
+            }
+        )
+        path = root / folder / name
+        if name.endswith(".csv"):
+            table.to_csv(path, index=False)
+        elif name.endswith(".jsonl"):
+            table.to_json(path, orient="records", lines=True)
+        else:
+            table.to_parquet(path)
+    theirs = datasets.load_dataset("imagefolder", data_dir=str(root), cache_dir=str(tmp_path / "c"))
+    for split in theirs:
+        source = opened(root, split)
+        undecoded = theirs[split].cast_column("image", datasets.Image(decode=False))
+        expected = {row["image"]["path"]: row["label"] for row in undecoded}
+        labels = [source.classes[number] for number in source.labels]
+        paths = [str(root / path) for path in source.paths]
+        assert dict(zip(paths, labels, strict=True)) == expected
 
 
 def test_one_list_for_all_images_has_the_splits_of_their_folders(tmp_path, caplog):

@@ -10,9 +10,11 @@ import pytest
 from tests import lazily
 from tests.interchange import test_towers
 from tests.interchange.dinov3_files import write_sparse
+from tests.repeats import slow_unless
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 
+torch = lazily.Package("torch")
 transformers = lazily.Package("transformers")
 
 WIDE, LABELS = test_towers.WIDE, dict(num_labels=3)
@@ -64,6 +66,76 @@ def test_a_file_alone_is_the_model_of_its_folder(tmp_path, name):
     )
     assert all(np.asarray(before[n]).tobytes() == np.asarray(after[n]).tobytes() for n in after)
     getattr(transformers, name.split()[0]).from_pretrained(tmp_path / "again")
+
+
+BEIT = WIDE | dict(use_mean_pooling=True)
+OWN = BEIT | dict(use_relative_position_bias=True)
+SHARED = BEIT | dict(use_shared_relative_position_bias=True)
+TOWERS = {
+    "BeitModel of own biases": ("BeitConfig", OWN),
+    "BeitModel of shared biases": ("BeitConfig", SHARED | dict(use_mean_pooling=False)),
+    "BeitModel of learned positions": ("BeitConfig", BEIT | dict(use_absolute_position_embeddings=True)),
+    "BeitForImageClassification": ("BeitConfig", OWN | LABELS),
+    "BeitForMaskedImageModeling": ("BeitConfig", SHARED),
+    "Data2VecVisionForImageClassification": ("Data2VecVisionConfig", OWN | LABELS),
+    "IJepaModel": ("IJepaConfig", WIDE),
+    "IJepaForImageClassification": ("IJepaConfig", WIDE | LABELS),
+    "Aimv2VisionModel": ("Aimv2VisionConfig", WIDE | dict(use_head=False)),
+    "CLIPVisionModel": ("CLIPVisionConfig", WIDE),
+    "SiglipVisionModel": ("SiglipVisionConfig", WIDE),
+    **{
+        name: test_towers.MODELS[name][:2]
+        for name in (
+            "CLIPVisionModelWithProjection", "CLIPForImageClassification", "SiglipModel",
+            "SiglipForImageClassification", "Siglip2VisionModel",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_unless({"BeitModel of shared biases", "SiglipModel"}, TOWERS))
+def test_files_and_state_dicts_of_other_towers_are_the_models_of_their_folders(tmp_path, name):
+    config, fields = TOWERS[name]
+    model = getattr(transformers, name.split()[0])(getattr(transformers, config)(**fields))
+    model.save_pretrained(tmp_path / "folder")
+    whole = formats.read_checkpoint(tmp_path / "folder")
+    shutil.copy(tmp_path / "folder" / "model.safetensors", tmp_path / "file.safetensors")
+    torch.save(model.state_dict(), tmp_path / "bare.pth")
+    wrapped = {f"net.{tensor}": values for tensor, values in model.state_dict().items()}
+    torch.save({"state_dict": wrapped}, tmp_path / "lightning.ckpt")
+    for file in ("file.safetensors", "bare.pth", "lightning.ckpt"):
+        if "biases" not in name and "Data2Vec" not in name and "Beit" not in name:
+            with pytest.raises(CheckpointError, match="does not state.*\n  heads: published"):
+                formats.read_checkpoint(tmp_path / file)
+        alone = formats.read_checkpoint(tmp_path / file, heads=whole.model_config.heads)
+        assert alone.model_config == whole.model_config and "activation" in alone.assumed
+        jax.tree.map(np.testing.assert_array_equal, alone.params, whole.params)
+    formats.write_checkpoint(alone, tmp_path / "again", "huggingface")
+    assert formats.read_checkpoint(tmp_path / "again").model_config == whole.model_config
+
+
+def test_the_activation_of_a_clip_alone_is_doubted_and_may_be_said(tmp_path, caplog):
+    config = transformers.CLIPVisionConfig(**WIDE)
+    torch.save(transformers.CLIPVisionModel(config).state_dict(), tmp_path / "a.pth")
+    with caplog.at_level("WARNING", logger="absl"):
+        checkpoint = formats.read_checkpoint(tmp_path / "a.pth", heads=2)
+    assert checkpoint.model_config.activation == "quick_gelu"
+    assert "quick_gelu is taken, which OpenAI's weights compute with" in caplog.text
+    said = formats.read_checkpoint(tmp_path / "a.pth", heads=2, activation="gelu")
+    assert said.model_config.activation == "gelu"
+
+
+@pytest.mark.parametrize("size", [(1024, 8), (1536, 12)], ids=lambda size: f"width {size[0]}")
+def test_heads_of_published_aimv2_are_not_those_of_vits_of_that_width(tmp_path, size):
+    width, heads = size
+    fields = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.Aimv2VisionConfig(**fields, image_size=12, patch_size=4, use_head=False)
+    shapes = {
+        tensor: tuple({32: width}.get(n, n) for n in values.shape)
+        for tensor, values in transformers.Aimv2VisionModel(config).state_dict().items()
+    }
+    write_sparse(tmp_path / "a.safetensors", shapes, {})
+    assert formats.read_checkpoint(tmp_path / "a.safetensors").model_config.heads == heads
 
 
 # A model above with one layer, and what published ones have: depth, width, hidden size, heads.

@@ -9,6 +9,7 @@ from PIL import Image
 import vit_jax
 from tests import lazily
 from tests.repeats import slow_unless
+from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import summary
 from vit_jax.prediction import predict
 from vit_jax.prediction.images import named_images
@@ -121,6 +122,14 @@ def test_probabilities_are_those_of_transformers(tmp_path, name, stated):
     one_class = stated.get("problem_type") == "single_label_classification"
     expected = logits.softmax(-1) if one_class else logits.sigmoid()
     assert_answers(vit_jax.load_run(tmp_path)(image, topk=3), expected.numpy())
+
+
+def test_a_problem_type_that_transformers_does_not_know_is_refused(tmp_path):
+    build(tmp_path, "ViTForImageClassification")
+    stated = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"problem_type": "multi-label"}))
+    with pytest.raises(CheckpointError, match="'multi-label', .* multi_label_classification"):
+        vit_jax.load_run(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -219,7 +219,6 @@ IN_MEMORY = {
     "IJepaForImageClassification": ("IJepaConfig", WIDE),
     "BeitForImageClassification": ("BeitConfig", WIDE | dict(use_relative_position_bias=True)),
 }
-NEEDS_A_CONFIG = ("IJepaForImageClassification", "BeitForImageClassification")
 
 
 @pytest.mark.parametrize("name", slow_unless({"ViTForImageClassification"}, IN_MEMORY))
@@ -233,8 +232,7 @@ def test_state_dicts_of_transformers_5_are_read_bare_in_lightning_and_in_a_folde
     torch.save(model.state_dict(), tmp_path / "folder" / "pytorch_model.bin")
     torch.save(model.state_dict(), tmp_path / "bare.pth")
     torch.save({"state_dict": before("net.", model.state_dict())}, tmp_path / "lightning.ckpt")
-    kinds = ["folder"] if name in NEEDS_A_CONFIG else ["folder", "bare.pth", "lightning.ckpt"]
-    for kind in kinds:
+    for kind in ("folder", "bare.pth", "lightning.ckpt"):
         found = parameters(tmp_path / kind)
         assert found.keys() == expected.keys()
         for parameter, array in expected.items():

@@ -48,8 +48,9 @@ def describe(
 
 
 def step_of(folder: epath.Path, description: dict) -> int:
-    """The steps that a checkpoint's model was trained: a copy has them under any name. Of a copy that an earlier version
-    saved they are unknown, and 0.
+    """The steps that a checkpoint's model was trained, also of a copy under another name.
+
+    Of such a copy of a checkpoint that an earlier version saved they are unknown, and 0.
     """
     if STEP in description:
         return description[STEP]

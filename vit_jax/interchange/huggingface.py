@@ -30,6 +30,8 @@ from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOpt
 NAME = "huggingface"
 _KIND = "image_processor_type"
 _OURS = "vit_jax"  # in config.json, what transformers has no name for
+_MULTI_LABEL = "multi_label_classification"
+_PROBLEMS = ("single_label_classification", _MULTI_LABEL, "regression")
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _USUAL = {
     "image_mean": (0.5,) * 3,
@@ -141,7 +143,7 @@ def write(checkpoint: LoadedCheckpoint, path: epath.PathLike) -> None:
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
         if checkpoint.probabilities == "sigmoid":
-            described["problem_type"] = "multi_label_classification"
+            described["problem_type"] = _MULTI_LABEL
     processor = checkpoint.preprocessing and _processor(checkpoint.preprocessing, path)
     if processor and described["model_type"] in _NORMALISING:
         normalised = {name: tuple(processor[name]) for name in ("image_mean", "image_std")}
@@ -174,12 +176,17 @@ def _classes(metadata: dict, count: int) -> tuple[str, ...] | None:
 def _probabilities(file: CheckpointFile) -> str:
     """The function from logits to probabilities, by config.json; '' where it does not say it."""
     problem = file.config.get("problem_type")
+    if problem not in (None, *_PROBLEMS):
+        raise CheckpointError(
+            f"{file.path / CONFIG} says problem_type = {problem!r}, which transformers does not know: set it to one of "
+            f"{', '.join(_PROBLEMS)}, or remove it"
+        )
     if problem == "regression":
         logging.warning(
             "%s says problem_type = regression: its outputs are numbers, and not the logits of classes, of which "
             "probabilities are made here", file.path / CONFIG,
         )  # fmt: skip
-    return "sigmoid" if problem == "multi_label_classification" else ""
+    return "sigmoid" if problem == _MULTI_LABEL else ""
 
 
 def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Preprocessing | None:

@@ -29,11 +29,12 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
 
     Returns:
       `path`, `format`, `model_name` (see `naming.full_name`), `model` (its nearest name and all
-      options), `parameters`, `classes` (`None` where the file does not say), `probabilities` (softmax or
-      sigmoid; `None` without a head), `settings` (options that answers depend on), `preprocessing` (`None` where the file does not say), `assumed`
-      (values that no file contains, by name: options of the model, fields of the preprocessing, how
-      classes are named). Of a run also `step`, `metrics` (of its last evaluation, if it is done), `best`,
-      `data`, `training_examples`, `init_from`, `adapters` and `versions`.
+      options), `parameters`, `classes` (`None` where the file does not say), `probabilities`
+      (softmax or sigmoid; `None` without a head), `settings` (options that answers depend on),
+      `preprocessing` (`None` where the file does not say), `assumed` (values that no file contains,
+      by name: options of the model, fields of the preprocessing, how classes are named). Of a run
+      also `step`, `metrics` (of its last evaluation, if it is done), `best`, `data`,
+      `training_examples`, `init_from`, `adapters` and `versions`.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.

@@ -1,4 +1,6 @@
-"""Files beside images that are no examples: arrays of the same name (0.npy beside 0.png), and masks (0_mask.png)."""
+"""Files beside images that are no examples: arrays of the same name (0.npy beside 0.png), and masks (0_mask.png, or the
+PNG of each JPEG where all have one).
+"""
 
 import os
 import re
@@ -11,6 +13,7 @@ from vit_jax.data.sources.unused import Unused
 ARRAYS = "arrays (.npy) beside a picture of the same name"
 MASKS = "named like masks of images beside them"
 
+_FEW_FILES = 4  # the least number of files that make a pattern
 _MASK_WORDS = (
     "mask", "masks", "seg", "segm", "segmentation", "label", "labels", "lbl", "gt", "groundtruth", "ground_truth",
     "annotation", "annotations", "annot", "matte", "trimap", "alpha", "depth", "heatmap", "overlay", "roi", "semantic",
@@ -46,6 +49,8 @@ def find_masks(files: Iterable[str]) -> dict[str, str]:
     """
     files = list(files)
     text = "\n".join(files).lower()
+    if twins := _find_twins(files, text):
+        return twins
     if not any(word in text for word in _MASK_WORDS):
         return {}  # quickly: there may be millions of files
     candidates = {file: bases for file in files if (bases := _bases(file))}
@@ -58,6 +63,21 @@ def find_masks(files: Iterable[str]) -> dict[str, str]:
         if image is not None:
             masks[file] = image
     return masks
+
+
+def _find_twins(files: Sequence[str], text: str) -> dict[str, str]:
+    """PNG → JPEG of the same name, if there are nothing but such pairs, and several of them.
+
+    Args:
+      text: of all files, in small letters.
+    """
+    if ".png" not in text or ".jp" not in text or len(files) < _FEW_FILES:
+        return {}
+    jpegs = {_stem(file): file for file in files if file.lower().endswith((".jpg", ".jpeg"))}
+    pngs = {_stem(file): file for file in files if file.lower().endswith(".png")}
+    if jpegs.keys() != pngs.keys() or len(jpegs) + len(pngs) < len(files):
+        return {}
+    return {png: jpegs[stem] for stem, png in pngs.items()}
 
 
 def ask_about_masks(where: str, masks: dict[str, str]) -> ConfigError:

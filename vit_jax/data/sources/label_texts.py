@@ -8,6 +8,11 @@ from vit_jax.base.errors import ConfigError
 LabelText = str | tuple[str, ...] | None  # a label, several, or none
 
 NO_SEPARATOR = "none"
+_LIKELY = (
+    "|",
+    ",",
+    "\t",
+)  # separators that hardly ever stand within a label
 _IN_BRACKETS = re.compile(r"\[.*\]", re.DOTALL)
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,'"\[\]]+)""")
 _ZERO = ("0", "0.0", "0.", "false")
@@ -113,13 +118,14 @@ def _check_separator(path: object, written: set[str], *, is_plural: bool) -> Non
     """
     if is_plural and any(";" in text for text in written):
         return
-    separators = ("|", ",", " ") if is_plural else ("|", ";")
+    separators = (*_LIKELY, " ", "/", "+", "&") if is_plural else ("|", ";")
     for separator in separators:
         joined = sorted(text for text in written if separator in text)
-        if joined and (_shares_parts(written, separator) or (is_plural and separator != " ")):
+        shown = "$'\\t'" if separator == "\t" else f"'{separator}'"  # as a shell takes it
+        if joined and (_shares_parts(written, separator) or (is_plural and separator in _LIKELY)):
             raise ConfigError(
                 f"{path}: {joined[0]!r} may be one label, or several that are separated by {separator!r}. Set "
-                f"--config.data.label_separator='{separator}' if they are several, or ={NO_SEPARATOR} if it is one "
+                f"--config.data.label_separator={shown} if they are several, or ={NO_SEPARATOR} if it is one "
                 "(vit_jax prepare: --label_separator)"
             )
 

@@ -284,7 +284,10 @@ def _check_parts(tree: Tree, folders: Sequence[str]) -> None:
             return
     union = set.union(*inner)
     common = set.intersection(*inner)
-    if len(union) < 2 or 2 * len(common) < len(union):
+    hold_splits = (
+        set(find_splits(union)) == union and common
+    )  # which may differ, as valid and eval do
+    if len(union) < 2 or (2 * len(common) < len(union) and not hold_splits):
         return
     names = sorted(union, key=natural)
     first = next((name for name in folders if _has_images(tree, name)), folders[0])

@@ -12,6 +12,8 @@ that occur.
 import csv
 import functools
 import io
+import itertools
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,12 +25,14 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.examined import examine
 from vit_jax.data.sources.label_texts import split_labels
-from vit_jax.data.sources.split_names import find_splits, names_to_train_on
+from vit_jax.data.sources.split_names import are_splits, find_splits, names_to_train_on
 from vit_jax.data.sources.table import Table, number_labels, with_held_out
 from vit_jax.data.sources.text import json_rows, read_text
 
 _FILE = ("path", "file", "filename", "file_name")
 _LABEL = ("label", "labels", "class", "cls")
+_SPLIT = "split"
+_MOST_SPLITS = 8  # a column with more different values has no splits
 _JSON = (".jsonl", ".json", ".ndjson")
 # What people give instead of a list, by the ends of its name.
 _NO_LISTS = {
@@ -93,7 +97,7 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
 def read_rows(path: epath.Path) -> tuple[list[ListedImage], bool]:
     """The lines of a list, and whether it is a CSV file whose column of labels is `labels`."""
     if path.suffix in _JSON:
-        rows = json_rows(path, _FILE, json_label)
+        rows = json_rows(path, _FILE, json_label, _split_field(path))
         is_plural = False
     else:
         rows, is_plural = _read_csv(path)
@@ -207,13 +211,15 @@ def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
 
 def _read_csv(path: epath.Path) -> tuple[list[_Row], bool]:
     """The rows of a CSV file, and whether its column of labels is `labels`."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    text = read_text(path)
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     rows: list[_Row] = []
     try:
         header = reader.fieldnames or []
+        split = _split_column(path, header, csv.DictReader(io.StringIO(text, newline="")))
         file = next((name for name in _FILE if name in header), None)
         label = next((name for name in ("labels", "label") if name in header), None)
-        if file is None or (label is None and set(header) - {file, "split"}):
+        if file is None or (label is None and set(header) - {file, split}):
             raise ConfigError(
                 f"{path} must begin with the column names path and label, not {','.join(header)!r}; "
                 "or with path alone, where images have no labels"
@@ -225,16 +231,65 @@ def _read_csv(path: epath.Path) -> tuple[list[_Row], bool]:
                 raise ConfigError(
                     f"{path}, line {reader.line_num}: {len(header)} values are needed, {needed} not empty"
                 )
-            text = None if label is None else row[label].strip()
-            rows.append((reader.line_num, row[file], text, row.get("split", "")))
+            label_text = None if label is None else row[label].strip()
+            rows.append((reader.line_num, row[file], label_text, row.get(split, "")))
     except csv.Error as error:
         raise ConfigError(f"{path}, line {reader.line_num}: this is no CSV: {error}") from None
     return rows, label == "labels"
 
 
+def _split_field(path: epath.Path) -> str:
+    """The field of a file of JSON lines that has the split, see `_split_column`."""
+    lines = filter(str.strip, read_text(path).splitlines())
+    try:
+        rows = (json.loads(line) for line in lines)
+        first = next(rows, {})
+        return _split_column(path, list(first), itertools.chain([first], rows))
+    except (ValueError, TypeError, AttributeError):
+        return _SPLIT  # `json_rows` names the line that is no object
+
+
+def _split_column(path: epath.Path, header: Sequence[str], rows: Iterable[Mapping]) -> str:
+    """The column of splits: `split` in any case, or else the column in which every value names a split, with images to
+    train on and images to judge by.
+
+    Without such a column the result is `split`, which no row has.
+
+    Raises:
+      ConfigError: there are several such columns.
+    """
+    named = [name for name in header if str(name).casefold() == _SPLIT]
+    others = [name for name in header if name not in (*_FILE, *_LABEL)]
+    if named or not others:
+        return named[0] if named else _SPLIT
+    values: dict[str, set[str]] = {name: set() for name in others}
+    for row in rows:
+        for name in list(values):
+            values[name].add(str(row.get(name, "")))
+            if len(values[name]) > _MOST_SPLITS:
+                del values[name]
+        if not values:
+            break
+    columns = [name for name, texts in values.items() if are_splits(texts)]
+    if len(columns) > 1:
+        raise ConfigError(
+            f"{path}: the columns {', '.join(columns)} all name splits: call the one that is meant {_SPLIT!r}"
+        )
+    return columns[0] if columns else _SPLIT
+
+
 def json_label(fields: dict) -> str | tuple[str, ...] | None:
-    """The label in a JSON object as text: its field `label`, `labels`, `class` or `cls`, if any."""
+    """The label in a JSON object as text: its field `label`, `labels`, `class` or `cls`, if any.
+
+    Raises:
+      ValueError: it is an object, or a list of lists or objects.
+    """
     value = next((fields[name] for name in _LABEL if name in fields), None)
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, dict | list) for item in items):
+        raise ValueError(
+            f"the label {json.dumps(value)[:60]} is nested: write the name or number of the class, or a list of them"
+        )
     if isinstance(value, list):
         return tuple(str(label).strip() for label in value)
     return None if value is None else str(value).strip()

@@ -1,23 +1,30 @@
-"""Image folders with metadata.csv or metadata.jsonl beside the images, as the Hugging Face hub has them: lists with the
-fields `file_name` and `label`, one for all images, or one in the folder of each split.
+"""Image folders of the Hugging Face hub, with metadata.csv, .jsonl or .parquet beside the images: lists with the fields
+`file_name` and `label`, one for all images, or one in the folder of each split.
 """
 
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.listed import ListedImage, make_table, read_rows
+from vit_jax.data.sources.parquet_index import class_names, import_parquet, label_texts
 from vit_jax.data.sources.split_names import find_splits, has_both_sides
 from vit_jax.data.sources.table import Table
 from vit_jax.data.sources.trees import Tree
 from vit_jax.data.sources.unused import Unused
 
-_NAMES = ("metadata.csv", "metadata.jsonl")
-_LABELS = {"label", "labels"}
+if TYPE_CHECKING:
+    import pyarrow
+
+_PARQUET = "metadata.parquet"
+_NAMES = ("metadata.csv", "metadata.jsonl", _PARQUET)
+_FILE = "file_name"
+_LABELS = ("label", "labels")
 _KEYS = re.compile(r'"(\w+)"\s*:')  # of a JSON object
 _UNLISTED = "images that the metadata does not list"
 
@@ -49,7 +56,7 @@ def read_metadata(
     images: list[ListedImage] = []
     is_plural = False
     for folder, path in lists.items():
-        rows, is_plural = read_rows(path)
+        rows, is_plural = _read_parquet(path) if path.name == _PARQUET else read_rows(path)
         for row in rows:
             file = os.path.normpath(os.path.join(folder, row.file))
             images.append(row._replace(file=file, split=folder or row.split))
@@ -79,10 +86,37 @@ def _lists_in(tree: Tree, folders: Sequence[str]) -> dict[str, epath.Path]:
 
 def _has_labels(path: epath.Path) -> bool:
     """Whether a list names files and labels; others have captions or boxes."""
+    if path.name == _PARQUET:
+        names = _read_table(path).schema.names
+        return _FILE in names and not set(_LABELS).isdisjoint(names)
     with path.open("rb") as file:
         first = file.readline().decode("utf-8-sig", "replace")
     fields = re.findall(r"\w+", first) if path.suffix == ".csv" else _KEYS.findall(first)
-    return "file_name" in fields and not _LABELS.isdisjoint(fields)
+    return _FILE in fields and not set(_LABELS).isdisjoint(fields)
+
+
+def _read_table(path: epath.Path) -> "pyarrow.Table":
+    arrow = import_parquet(str(path))
+    try:
+        with path.open("rb") as file:
+            return arrow.parquet.read_table(file)
+    except (OSError, arrow.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read as a Parquet file: {error}") from None
+
+
+def _read_parquet(path: epath.Path) -> tuple[list[ListedImage], bool]:
+    """As `listed.read_rows`, of a Parquet file."""
+    table = _read_table(path)
+    label = next(name for name in _LABELS if name in table.schema.names)
+    names = class_names(table.schema, label)
+    texts = label_texts(table.column(label), names, str(path))
+    files = table.column(_FILE).to_pylist()
+    images = []
+    for row, (file, text) in enumerate(zip(files, texts, strict=True)):
+        if not file:
+            raise ConfigError(f"{path}, row {row}: {_FILE} is empty")
+        images.append(ListedImage(path, row, file, text, ""))
+    return images, label == "labels"
 
 
 def _with_splits_of_folders(images: list[ListedImage]) -> list[ListedImage]:

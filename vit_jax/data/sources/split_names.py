@@ -124,6 +124,12 @@ def has_both_sides(splits: Iterable[str]) -> bool:
     return len(sides) == 2
 
 
+def are_splits(texts: Collection[str]) -> bool:
+    """Whether all texts name splits, at least one to train on and one to judge by."""
+    splits = find_splits(filter(None, texts))
+    return len(splits) == len(texts) and has_both_sides(splits.values())
+
+
 def names_to_train_on(names: Collection[str]) -> list[str]:
     """The names that mean the examples to train on."""
     parsed = {name: _parse(name) for name in names}

@@ -97,11 +97,13 @@ class TarImages(TarRecords):
         classes: tuple[str, ...],
         multi_label: bool,
         labels: Labels,
+        named_by_folders: bool,
         opened: tuple,
     ):
-        """`rows` and `opened`: of `TarRecords`."""
+        """`rows` and `opened`: of `TarRecords`; `named_by_folders`: whether classes are called as folders."""
         super().__init__(rows, opened)
         self._tars = tars
+        self.named_by_folders = named_by_folders
         self.classes, self.multi_label, self.labels = classes, multi_label, labels
 
     def _read(self, indices: Sequence[int]) -> list[Record]:
@@ -176,7 +178,7 @@ def open_tar(config_data: Data) -> DataSet:
     def read(parts: list[tuple[str, int, int]]) -> TarImages:
         selected = [members[name][start:stop] for name, start, stop in parts]
         labels = _joined([labels_of(rows) for rows in selected])
-        described = meaning.classes, meaning.multi_label, labels
+        described = meaning.classes, meaning.multi_label, labels, meaning.named_by_folders
         return TarImages(tars, _joined(selected), *described, (open_tar, config_data, parts))
 
     def identity() -> str:
@@ -292,6 +294,7 @@ class _Meaning:
       splits, file_splits: the names of splits, '' for none.
       spelled: name of a folder → split.
       labels_from: see `summary.Summary`.
+      named_by_folders: whether classes are called as folders.
     """
 
     classes: tuple[str, ...]
@@ -302,6 +305,7 @@ class _Meaning:
     file_splits: list[str]
     spelled: Mapping[str, str]
     labels_from: str
+    named_by_folders: bool
 
 
 def _understand(tars: TarIndex, files: list, config_data: Data) -> _Meaning:
@@ -354,4 +358,5 @@ def _understand(tars: TarIndex, files: list, config_data: Data) -> _Meaning:
         file_splits,
         spelled,
         "files beside the images (.cls, .json)" if are_beside else inside,
+        bool(codes) and not are_beside and not names_file.exists(),
     )

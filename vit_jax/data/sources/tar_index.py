@@ -324,7 +324,7 @@ def describe_members(path: str, members: Iterable[Member]) -> FileColumns:
         elif suffix == ".cls":
             labels.add(member.name, member.read().decode().strip())
         elif suffix == ".json":
-            label = json_label(json.loads(member.read()))
+            label = _label_in_json(path, member)
             if label is not None:
                 labels.add(member.name, label)
         elif unused.is_image(member.name):
@@ -344,6 +344,18 @@ def describe_members(path: str, members: Iterable[Member]) -> FileColumns:
         columns = {**described.columns, INFLATED: smallest(inflated)}
         return FileColumns(columns, described.table, described.note)
     return described
+
+
+def _label_in_json(path: str, member: Member) -> str | tuple[str, ...] | None:
+    """The label in a member that is a JSON object.
+
+    Raises:
+      ConfigError: it is damaged, or its label is nested.
+    """
+    try:
+        return json_label(json.loads(member.read()))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {readable(member.name)}: {error}") from None
 
 
 def _parts_of(name: str) -> list[str]:

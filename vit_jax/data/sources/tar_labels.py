@@ -3,7 +3,7 @@ plate7.A1.t0.png belongs to plate7.A1.t0.cls, or else to plate7.A1.cls, or else 
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources.text import readable
@@ -49,9 +49,10 @@ class LabelsBeside:
         """
         stem = os.path.splitext(image)[0]
         for key in _keys(stem):
-            for suffix in (".cls", ".json"):
-                if (key, suffix) in self._labels:
-                    return self._labels[key, suffix][0]
+            own = [self._labels[key, s] for s in (".cls", ".json") if (key, s) in self._labels]
+            if own:
+                self._check_agree(image, own)
+                return own[0][0]
         longer = [
             place
             for place in self._of_sample.get(_sample(stem), ())
@@ -65,6 +66,15 @@ class LabelsBeside:
                 "same name before the ending"
             )
         return next(iter(labels), None)
+
+    def _check_agree(self, image: str, own: Sequence[tuple[Label, str]]) -> None:
+        """Raises `ConfigError` if two files say other numbers; one may say the number and the other one the name."""
+        numbers = [label for label, _ in own if isinstance(label, str) and label.isdecimal()]
+        if len(own) == len(numbers) and len(set(map(int, numbers))) > 1:
+            statements = " and ".join(f"{readable(member)} says {label}" for label, member in own)
+            raise ConfigError(
+                f"{self._path}, {readable(image)} has several labels, {statements}: remove the wrong one"
+            )
 
 
 def arrays_beside(names: Iterable[str], pictures: Iterable[str]) -> set[str]:

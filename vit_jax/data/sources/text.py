@@ -44,29 +44,38 @@ def read_text(path: epath.Path) -> str:
 
 
 def json_rows(
-    path: epath.Path, files: Sequence[str], described: Callable[[dict], _Description]
+    path: epath.Path,
+    files: Sequence[str],
+    described: Callable[[dict], _Description],
+    split: str = "split",
 ) -> Iterator[tuple[int, str, _Description, str]]:
     """Of each object in a file of JSON lines: line, file, description, split ('' if none).
 
     Args:
       files: fields that may have the file, the first that is there counts.
-      described: gives the description of an object.
+      described: gives the description of an object; raises `ValueError` with the reason if it has none.
+      split: the field that has the split.
 
     Raises:
-      ConfigError: a line is no JSON object, or names no file.
+      ConfigError: a line is no JSON object, names no file, or has no description.
     """
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            file = next((row[name] for name in files if name in row), None)
-            description = described(row)
-        except (ValueError, AttributeError, TypeError) as error:
+        except ValueError as error:
             raise ConfigError(f"{path}, line {number}: this is no JSON object: {error}") from None
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}: this is no JSON object: {line[:60]}")
+        try:
+            description = described(row)
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        file = next((row[name] for name in files if name in row), None)
         if not file:
             raise ConfigError(f"{path}, line {number}: a path is needed")
-        yield number, str(file), description, str(row.get("split", ""))
+        yield number, str(file), description, str(row.get(split, ""))
 
 
 def _place(path: epath.Path, content: bytes, start: int) -> str:

@@ -13,6 +13,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.columns import FileColumns
+from vit_jax.data.sources.ranges import open_to_scan
 from vit_jax.data.sources.stored_index import Kind
 from vit_jax.data.sources.tar_index import Member, describe_members
 from vit_jax.data.sources.text import readable
@@ -42,12 +43,8 @@ def inflate(content: bytes, size: int, name: str) -> bytes:
 
 def _scan(file: places.File) -> FileColumns:
     """The columns of the images in a zip file."""
-    if places.in_bucket(file.path):
-        raise ConfigError(
-            f"{file.path}: zip files are read from a disk: copy it there, or make a tar file of it"
-        )
     try:
-        with places.open_bytes(file.path) as opened, zipfile.ZipFile(opened) as archive:
+        with open_to_scan(file) as opened, zipfile.ZipFile(opened) as archive:
             return describe_members(file.path, _members(file.path, opened, archive))
     except ConfigError:
         raise

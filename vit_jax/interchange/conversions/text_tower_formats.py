@@ -26,8 +26,6 @@ from vit_jax.objectives.contract import SavedObjective
 from vit_jax.objectives.image_text.image_text import ImageTextOptions
 
 _STATED = ("text_heads", "text_end", "text_pad", "text_activation")
-# By width, of OpenAI's, open_clip's and Google's: 64 channels each, but for So400m's.
-_HEADS = {384: 6, 512: 8, 640: 10, 768: 12, 896: 14, 1024: 16, 1152: 16, 1280: 20}
 # Of the vocabularies that published files are for: CLIP's end, and that of SigLIP's SentencePiece models.
 _ENDS = {"clip": 49407, "siglip": 1}
 
@@ -226,7 +224,7 @@ def _options(
     """The options of the objective that follow from the sizes of the table of tokens, and what the file states."""
     end = min(_ENDS[kind], vocabulary - 1)
     stated = layout.get(clip_names.KEY, {})
-    heads = hints.get("text_heads") or _HEADS.get(width)
+    heads = hints.get("text_heads") or text_towers.HEADS.get(width)
     if not heads:
         heads = max(1, width // 64)
         if "text_heads" not in stated:

@@ -31,6 +31,8 @@ _POSITION = "text_model.embeddings.position_embedding.weight"
 _ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "gelu": "gelu"}
 # What transformers takes where config.json says nothing.
 _USUAL = {"siglip": {"num_attention_heads": 12}, "clip": {"num_attention_heads": 8}}
+# By width, of OpenAI's, open_clip's and Google's: 64 channels each, but for So400m's.
+HEADS = {384: 6, 512: 8, 640: 10, 768: 12, 896: 14, 1024: 16, 1152: 16, 1280: 20}
 LOSSES = {"siglip": "sigmoid", "clip": "softmax"}
 _MODELS = {"siglip": "SiglipModel", "clip": "CLIPModel"}
 
@@ -48,7 +50,12 @@ class TextTowerHuggingFace(ObjectiveConversion):
         kind = layout.get("kind", "").replace("siglip2", "siglip")
         if _TABLE not in tensors or kind not in LOSSES or "logit_scale" not in tensors:
             return None
-        options = _options(kind, tensors, layout.get("config", {}).get("text_config") or {})
+        theirs = layout.get("config", {}).get("text_config") or {}
+        if "bare" in layout:
+            theirs = _fields_of_bare(kind, config, tensors, hints)
+            if theirs is None:
+                return None
+        options = _options(kind, tensors, theirs)
         if options is None:
             return None
         return saved_in(config, options, rules_of(config, options), tensors)
@@ -143,6 +150,27 @@ def is_theirs(config: ClassifierConfig, options: ImageTextOptions) -> bool:
     kind = options.text
     same = options.loss == LOSSES[kind] and bool(options.embed) == (kind == "clip")
     return same and vit_new_towers.kind_of(config) == kind and not options.image_blocks
+
+
+def _fields_of_bare(
+    kind: str,
+    config: ClassifierConfig,
+    tensors: Mapping[str, LazyArray],
+    hints: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """The fields of a text tower's config.json that is not there; `None` if nothing says its heads."""
+    width = tensors[_TABLE].shape[1]
+    heads = hints.get("text_heads") or HEADS.get(width)
+    if heads is None:
+        logging.warning(
+            "the text tower in the checkpoint is skipped: nothing says its heads, and no published one has the width "
+            "%d: put its config.json beside the file, or set config.objective.text_heads", width,
+        )  # fmt: skip
+        return None
+    fields = {"num_attention_heads": heads}
+    if kind == "clip":  # both towers have one activation
+        fields["hidden_act"] = _ACTIVATIONS[config.activation]
+    return fields
 
 
 def _options(

@@ -19,6 +19,7 @@ from vit_jax.base.lazy_array import LazyArray
 from vit_jax.interchange.conversions import (
     pytorch,
     vit_bare,
+    vit_bare_towers,
     vit_config_json,
     vit_new_towers,
     vit_options,
@@ -38,6 +39,7 @@ from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 _STACK = r"^((?:vit|deit|ijepa|beit)\.)?layers\.(\d+)"
 _LAYER = r"^((?:\w+\.)?encoder\.layer\.\d+)"
 _IN_MEMORY = (
+    (r"^(\w+\.)?shared_position_bias\.", r"\1encoder.relative_position_bias."),
     (rf"{_STACK}\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
     (rf"{_STACK}\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
     (rf"{_STACK}\.", r"\1encoder.layer.\2."),
@@ -88,14 +90,19 @@ class HuggingFace(HuggingFaceConversion):
 
     def _recognise_bare(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """Of a file without config.json; its layout keeps what tensors tell of one, `bare`."""
-        stated = vit_bare.fields(shapes, metadata)
+        of_tower = vit_bare_towers.fields(shapes, metadata)
+        stated = of_tower or vit_bare.fields(shapes, metadata)
         if stated is None:
             return None
         detected = self.recognise(shapes, dict(metadata) | stated)
         if detected is None:
             return None
+        layout = detected.layout | {"bare": stated}
+        if of_tower:
+            left_open = vit_bare_towers.left_open(of_tower)
+            return dataclasses.replace(detected, layout=layout, open=left_open)
         heads, left_open = vit_options.published_heads(detected.options)
-        options, layout = detected.options | {"heads": heads}, detected.layout | {"bare": stated}
+        options = detected.options | {"heads": heads}
         return dataclasses.replace(detected, options=options, layout=layout, open=left_open)
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
