@@ -24,6 +24,7 @@ from vit_jax.base import schema
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class, default_config
 from vit_jax.prediction import images, predict
+from vit_jax.prediction.overrides import load_for_images
 from vit_jax.training.assembly import resolve
 from vit_jax.training.upkeep import health
 
@@ -79,6 +80,12 @@ def test_evaluate_computes_the_model_as_it_is_told(command, trained):
     code, out, _ = command("evaluate", f"--checkpoint={trained[0]}", *how, "--json")
     evaluated = json.loads(out.splitlines()[-1])
     assert code == 0 and evaluated["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
+
+
+def test_images_may_have_a_height_and_a_width_in_every_command(trained):
+    for size in ("32x64", "(32, 64)"):
+        run = load_for_images(trained[0], [("data.image_size", size)], "inspect")
+        assert run.model_config.image_size == run.config.data.image_size == (32, 64)
 
 
 def test_a_format_that_computes_otherwise_says_how_to_accept_it(command, trained, tmp_path):

@@ -4,7 +4,8 @@ and numbers.
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,7 @@ def inspect(
     *,
     options: InspectOptions | None = None,
     settings: Sequence[tuple[str, str]] = (),
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict:
     """Writes OUT/report.html, the pictures beside it, and `numbers.npz`.
 
@@ -73,7 +75,7 @@ def inspect(
       images: files, folders, and patterns such as `photos/*.jpg`.
       out: a folder, made if it is not there.
       options: see there.
-      settings: of `config.data`, see `overrides.of_images`.
+      settings, model_options: see `overrides.load_for_images`.
 
     Returns:
       `report`, `images`, `unreadable`, and `sections`: the text of each.
@@ -88,7 +90,7 @@ def inspect(
     named, out = list(find_images(images)), places.locate(out, "--out")
     remote.check_name(checkpoint)
     out = outputs.make_folder(out, "--out")
-    run = load_for_images(checkpoint, settings, "inspect")
+    run = load_for_images(checkpoint, settings, "inspect", model_options)
     data = data_of(run)
     check_one_size(data, "inspect")
     config = observe.for_inspection(run.model_config)

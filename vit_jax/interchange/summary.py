@@ -1,6 +1,7 @@
 """What `vit_jax show` says of a checkpoint of any format; weights are not read."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -9,7 +10,7 @@ from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.lora import adapters_in
 from vit_jax.data import crops
 from vit_jax.data.labels import imagenet
-from vit_jax.interchange import formats, remote
+from vit_jax.interchange import formats, loading, remote
 from vit_jax.models import naming, registry
 
 _SHOWN_CLASSES = 10
@@ -19,12 +20,13 @@ _ANSWERS = {
 }
 
 
-def summarize(path: epath.PathLike, **overrides) -> dict:
+def summarize(path: epath.PathLike, *, classes: Sequence[str] = (), **overrides) -> dict:
     """What a checkpoint is, as plain data.
 
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
         format in `formats`.
+      classes: their names in the order of the logits, where the file does not say them.
       **overrides: options of its model, see `formats.read_checkpoint`.
 
     Returns:
@@ -40,6 +42,8 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
     name, checkpoint = formats.detect(path), formats.read_checkpoint(path, **overrides)
+    if classes:
+        checkpoint = loading.with_classes(checkpoint, tuple(classes), path)
     path = path if remote.is_remote(path) else places.locate(path)
     config, prepared = checkpoint.model_config, checkpoint.preprocessing
     summary = {
