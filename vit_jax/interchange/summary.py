@@ -7,6 +7,7 @@ from etils import epath
 
 from vit_jax.base import logs, places, schema
 from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints.evaluations import metrics_of
 from vit_jax.checkpoints.lora import adapters_in
 from vit_jax.data import crops
 from vit_jax.data.labels import imagenet
@@ -35,7 +36,7 @@ def summarize(path: epath.PathLike, *, classes: Sequence[str] = (), **overrides)
       (softmax or sigmoid; `None` without a head), `settings` (options that answers depend on),
       `preprocessing` (`None` where the file does not say), `assumed` (values that no file contains,
       by name: options of the model, fields of the preprocessing, how classes are named). Of a run
-      also `step`, `metrics` (of its last evaluation, if it is done), `best`, `data`,
+      also `step`, `metrics` (of this checkpoint's evaluation, if it had one), `best`, `data`,
       `training_examples`, `init_from`, `adapters` and `versions`.
 
     Raises:
@@ -113,16 +114,11 @@ def text(summary: dict) -> str:
 
 def _of_run(folder: epath.Path, description: dict) -> dict:
     config, step = description["config"], descriptions.step_of(folder, description)
-    result = None
-    if folder.parent.name == reading.FOLDER:
-        result = places.read_json(folder.parent.parent / "result.json")
-    metrics = result if result and result.get("step") == step else None
-    known = ("step", "seconds", "best", "goodput", "reached")
     adapters = adapters_in(description)
     return {
         "path": str(folder),
         "step": step,
-        "metrics": metrics and {n: value for n, value in metrics.items() if n not in known},
+        "metrics": metrics_of(folder, step) or None,
         "best": description.get("best"),
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
