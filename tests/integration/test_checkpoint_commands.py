@@ -21,8 +21,10 @@ import pytest
 import vit_jax
 from tests.integration.conftest import write_image
 from vit_jax.base import schema
+from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class, default_config
+from vit_jax.interchange import formats
 from vit_jax.prediction import images, predict
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.training.assembly import resolve
@@ -333,3 +335,27 @@ def test_a_run_that_ends_badly_names_a_checkpoint_only_if_there_is_one(steps, se
     config = schema.typed(config_class(), default_config())
     with pytest.raises(health.NonFiniteError, match=sentence):
         health.check_health(bad, params, config, lambda: steps)
+
+
+def test_weights_that_are_no_numbers_are_named_and_neither_saved_nor_answered_with(
+    command, trained, tmp_path
+):
+    write_image(tmp_path / "x.png")
+    run = vit_jax.load_run(trained[0])
+    checkpoint = run._checkpoint({})
+    checkpoint.params["head"]["kernel"] = np.full_like(checkpoint.params["head"]["kernel"], np.nan)
+    formats.write_checkpoint(checkpoint, tmp_path / "diverged", "orbax")
+    for arguments in (
+        ("predict", str(tmp_path / "x.png"), "--json"),
+        ("export", "--to=onnx", f"--out={tmp_path}/x.onnx"),
+    ):
+        code, out, err = command(*arguments, f"--checkpoint={tmp_path}/diverged")
+        assert code == 1 and "head/kernel are not finite" in err and "NaN" not in out
+    run.model.head.kernel[...] = jnp.full_like(run.model.head.kernel[...], jnp.nan)
+    for save in (
+        lambda: run.save(tmp_path / "saved"),
+        lambda: run.push("me/x", dry_run=True),
+    ):
+        with pytest.raises(CheckpointError, match="head/kernel: .* numbers are not finite"):
+            save()
+    assert not (tmp_path / "saved").exists()

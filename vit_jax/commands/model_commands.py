@@ -191,7 +191,7 @@ def export() -> None:
 
 def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
-    [--follow] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--follow] [--drain=SECONDS] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
     /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
@@ -213,6 +213,12 @@ def serve() -> None:
     flags.DEFINE_integer("batch_size", 32, "images computed together, at most", lower_bound=1)
     flags.DEFINE_float("megabytes", 10, "of an image's file, at most", lower_bound=0.001)
     flags.DEFINE_float("seconds", 30, "to send an image, and to be answered", lower_bound=0.001)
+    flags.DEFINE_float(
+        "drain",
+        0,
+        "after SIGTERM: how long requests are still taken while /healthz says 503, for a readiness probe to see it",
+        lower_bound=0,
+    )
     cli.define_engine()
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
     flags.DEFINE_bool(
@@ -239,6 +245,7 @@ def serve() -> None:
         announce=announce,
         names=FLAGS.names,
         follow=FLAGS.follow,
+        drain=FLAGS.drain,
         engine=FLAGS.engine,
         precision=FLAGS.precision,
         settings=settings,

@@ -27,6 +27,7 @@ from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import ModelOutput
+from vit_jax.prediction.finite import check_weights
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
@@ -73,6 +74,8 @@ def export(
 
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
+      CheckpointError: weights are not finite.
+      UserError: some of the images to compare on cannot be read; raised once the file is written.
     """
     check_target(out, to)
     files = find_images(images) if images else None
@@ -114,6 +117,7 @@ def export_run(
             raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
     target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
     check_one_size(data, "export")
+    check_weights(run)
     if run.own is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")
     program = _program(run, data, normalization)

@@ -26,6 +26,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
+from vit_jax.prediction import finite
 from vit_jax.prediction.images import (
     Compiled,
     Named,
@@ -78,6 +79,7 @@ def predict(
 
     Raises:
       ConfigError: it is not known how images are normalised, the model has no head, or the thresholds do not fit it.
+      CheckpointError: what the model answers is not finite.
     """
     check_head(run)
     best = best or make_best(run)
@@ -105,6 +107,7 @@ def predict(
                 yield image
             else:
                 probabilities, classes = next(answered)
+                finite.check_answers(run, [file.name], probabilities[None])
                 yield Prediction(
                     file.name,
                     tuple(run.classes[c] for c in classes),
