@@ -152,7 +152,8 @@ def export() -> None:
     The file has a program with its weights, which takes cropped images and gives probabilities, or scores of
     pixels if the model segments, and a description: the classes, how images are cropped, and the line of Python
     that calls it. With --images the file's answers are compared with the model's: how many images keep their best
-    class, and the accuracy over images in folders with the names of classes.
+    class, and the accuracy over images in folders with the names of classes. If one cannot be read, the exit code
+    is 1.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
@@ -174,6 +175,7 @@ def export() -> None:
     cli.require(checkpoint="DIR", to="onnx|stablehlo", out="FILE")
 
     from vit_jax.export.run import export, text
+    from vit_jax.prediction.images import check_all_read
 
     result = export(
         FLAGS.checkpoint,
@@ -187,6 +189,8 @@ def export() -> None:
         model_options=cli.model_options(),
     )
     cli.print_result(result, text(result, FLAGS.out))
+    if compared := result.get("compared"):
+        check_all_read(compared["images"], compared["unreadable"])
 
 
 def serve() -> None:
