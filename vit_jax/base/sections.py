@@ -37,8 +37,8 @@ class ConfigSection(ConfigDict):
         super().__setitem__(key, value)
 
     def copy_and_resolve_references(self, visit_map: dict | None = None) -> Self:
-        """A copy in which fields of several types, such as an image size, stay so: of ml_collections' copy each takes
-        the type of its value alone.
+        """A copy in which a field of several types, such as an image size, still takes all of them. In the copy of
+        ml_collections it takes only the type of its value.
         """
         copied = super().copy_and_resolve_references(visit_map)
         with copied.ignore_type():

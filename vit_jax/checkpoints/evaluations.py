@@ -1,4 +1,4 @@
-"""What a run's evaluations found, by the step of each checkpoint: its files beside the checkpoints say it."""
+"""The metrics of a run's evaluations by step: the files beside its checkpoints have them."""
 
 import json
 
@@ -7,9 +7,10 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.checkpoints import reading
 
-METRICS, RESULT = "metrics.jsonl", "result.json"
+METRICS = "metrics.jsonl"
+RESULT = "result.json"
 _PREFIX = "eval/"  # of the metrics of an evaluation in METRICS
-# What is beside the metrics of the last evaluation in RESULT.
+# RESULT has these beside the metrics of the last evaluation.
 _NO_METRICS = {"step", "seconds", "best", "goodput", "reached"}
 
 
@@ -28,7 +29,8 @@ def metrics_of(folder: epath.Path, step: int) -> dict[str, float | None]:
         metrics = {name: value for name, value in result.items() if name not in _NO_METRICS}
         if metrics:
             return metrics
-    if found := evaluations(workdir).get(step):
+    found = evaluations(workdir).get(step)
+    if found:
         return found
     best = places.read_json(workdir / reading.BEST_RECORD) or {}
     return {best["metric"]: best["value"]} if best.get("step") == step else {}
@@ -36,9 +38,10 @@ def metrics_of(folder: epath.Path, step: int) -> dict[str, float | None]:
 
 def evaluations(workdir: epath.Path) -> dict[int, dict[str, float | None]]:
     """The metrics of a run's evaluations by their steps; {} of a run that wrote none."""
-    path, by_step = workdir / METRICS, {}
+    path = workdir / METRICS
     if not path.exists():
-        return by_step
+        return {}
+    by_step = {}
     for line in places.read_bytes(path).splitlines():
         if f'"{_PREFIX}'.encode() in line and line.endswith(b"}"):
             entry = json.loads(line)

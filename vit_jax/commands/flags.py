@@ -53,7 +53,7 @@ def define_checkpoint() -> None:
 
 
 def define_model() -> None:
-    """Flags --model, --ignore and --classes: what its user says of a checkpoint, see `model_options`."""
+    """Flags --model, --ignore and --classes, by which a user states facts that a checkpoint lacks."""
     flags.DEFINE_multi_string(
         "model", [], "OPTION=VALUE of the checkpoint's model, where its file does not tell: heads=6"
     )

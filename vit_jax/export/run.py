@@ -273,11 +273,18 @@ def _compare(
     classes: Sequence[str],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """How the answers of the second program differ from those of the first: in the best class by their first output,
-    and in numbers by all outputs, whose `names` are given.
+    """Compares the answers of two programs: best classes by the first output, numbers by all outputs.
+
+    Args:
+      programs: images (size, H, W, C) uint8 to all outputs.
+      batches: from `images.read_ahead`.
+      size, shape: of a batch, and of an image.
+      classes: label names.
+      names: of the outputs.
     """
     count = unreadable = same = labelled = 0
-    right, largest = [0, 0], dict.fromkeys(names, 0.0)
+    right = [0, 0]
+    largest = dict.fromkeys(names, 0.0)
     known = {name: number for number, name in enumerate(classes)}
     for images in batches:
         bad = [image for _, image in images if isinstance(image, BadImage)]

@@ -16,7 +16,8 @@ class Leaving:
 
     def __init__(self, judge: Callable, thresholds: tuple[float, ...]):
         """`judge` gives of images (B, H, W, C) the best class's probability at each exit (E, B), and its number."""
-        self.thresholds, self._judge = thresholds, judge
+        self.thresholds = thresholds
+        self._judge = judge
         self._confidences: list[np.ndarray] = []
         self._best: list[np.ndarray] = []
         self._surest: list[list[tuple[float, int, np.ndarray]]] = [[] for _ in (*thresholds, None)]

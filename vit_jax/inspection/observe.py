@@ -152,9 +152,14 @@ def observe(
     look = make_look(definition, config, data, chosen)
     pieces: dict[str, list[np.ndarray]] = {}
     means: dict[str, np.ndarray] = {}
-    tokens, logits, count, rows = [], [], 0, 0
+    tokens = []
+    logits = []
+    count = 0
+    rows = 0
     for batch in batches:
-        start, real, rows = count, len(batch), rows or len(batch)
+        start = count
+        real = len(batch)
+        rows = rows or real
         count += real
         # One shape, one compilation.
         padded = np.concatenate([batch, np.repeat(batch[:1], rows - real, axis=0)])

@@ -104,7 +104,8 @@ def inspect(
     images_read = _Images(named, data, options)
     weights = jax.device_get(registry.split(run.model)[1])
     context = _subject(config, weights, data, images_read, options, tuple(run.classes))
-    read, bad = images_read.names, images_read.bad
+    read = images_read.names
+    bad = images_read.bad
     sections = []
     for quantity in QUANTITIES:
         sections.append(quantity(context))
@@ -129,13 +130,15 @@ class _Images:
     """The images, batch by batch; few of them are held.
 
     Attributes:
-      names: of those that could be read so far.
-      bad: what is wrong with the others.
-      first: the first that could be read, as many as are shown or fill a batch.
+      names: of the images that could be read so far.
+      bad: the errors of the images that cannot be read.
+      first: the first images that could be read, as many as are shown or fill a batch.
     """
 
     def __init__(self, named: Sequence[Named], data: Data, options: InspectOptions):
-        self._named, self._data, self._size = named, data, options.batch_size
+        self._named = named
+        self._data = data
+        self._size = options.batch_size
         self._most = max(options.shown, options.batch_size)
         self.names: list[str] = []
         self.bad: list[BadImage] = []
@@ -144,8 +147,8 @@ class _Images:
     def __iter__(self) -> Iterator[np.ndarray]:
         """(B, H, W, C) uint8, all but the last of one size. Raises `UserError` in the end if none could be read."""
         batch = []
-        read = lambda file: file.read(self._data)  # noqa: E731
-        for item, image in itertools.chain.from_iterable(read_ahead(self._named, read, self._size)):
+        batches = read_ahead(self._named, self._read, self._size)
+        for item, image in itertools.chain.from_iterable(batches):
             if isinstance(image, BadImage):
                 logging.error("%s", image)
                 self.bad.append(image)
@@ -161,6 +164,9 @@ class _Images:
             yield np.stack(batch)
         if not self.names:
             raise UserError(f"none of {len(self._named)} images can be read, see above")
+
+    def _read(self, file: Named) -> np.ndarray:
+        return file.read(self._data)
 
 
 def _subject(
@@ -252,7 +258,7 @@ def _write(
         for section in sections
         for name, values in section.numbers.items()
     }
-    # What the rows of arrays with an axis of images are.
+    # An array with an axis of images has a row for each of these names.
     numbers |= {
         "images": np.array(context.names),
         "unreadable": np.array([x.name for x in bad], str),

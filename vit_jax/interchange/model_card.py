@@ -125,7 +125,7 @@ def _use(run: TrainedModel) -> str:
 
 
 def _metrics(run: TrainedModel) -> str:
-    """A table of what the evaluation of this very checkpoint found; '' if it had none."""
+    """A table of the metrics of this very checkpoint; '' if it was not evaluated."""
     if not run.step:
         return ""
     found = metrics_of(epath.Path(run.directory), run.step)

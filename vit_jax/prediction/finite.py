@@ -1,4 +1,4 @@
-"""Answers of a model that are no numbers: they are refused, and the cause is named, in place of being handed on."""
+"""Answers of a model that are no numbers: they are refused with their cause, and not handed on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def all_finite(arrays: Any) -> bool:
 
 
 def check_answers(run: TrainedModel, names: Sequence[str], answers: Any) -> None:
-    """Raises `CheckpointError` for the first image to which the model answers NaN or infinity.
+    """Raises `CheckpointError` if the model answers NaN or infinity; the error names the first such image.
 
     Args:
       run: the model.
@@ -37,12 +37,14 @@ def check_answers(run: TrainedModel, names: Sequence[str], answers: Any) -> None
 
 def check_weights(run: TrainedModel) -> None:
     """Raises `CheckpointError` if a weight of a model is NaN or infinite."""
-    if bad := _bad_weight(run):
+    bad = _bad_weight(run)
+    if bad:
         raise CheckpointError(f"{run.directory}: {_of_weight(bad)}")
 
 
 def _cause(run: TrainedModel) -> str:
-    if bad := _bad_weight(run):
+    bad = _bad_weight(run)
+    if bad:
         return _of_weight(bad)
     return "its weights are finite, so numbers become too large on the way, for this image"
 

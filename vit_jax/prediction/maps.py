@@ -120,7 +120,8 @@ class Segmenter:
         self._windows, self._grain = windows or self._options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, self.things)
         self.data, self.classes = data_of(run), run.classes
-        self.answers, self.run = jax.jit(maps.make_answers(run.own.networks, self.data)), run
+        self.answers = jax.jit(maps.make_answers(run.own.networks, self.data))
+        self.run = run
 
     @property
     def weights(self) -> tuple[registry.Weights, registry.Weights]:
@@ -157,7 +158,7 @@ def segment(
       batch_size: images at a time, and windows at most.
 
     Raises:
-      CheckpointError: what the model answers is not finite.
+      CheckpointError: an answer of the model is not finite.
     """
     data, weights = segmenter.data, segmenter.weights
 

@@ -79,7 +79,7 @@ def predict(
 
     Raises:
       ConfigError: it is not known how images are normalised, the model has no head, or the thresholds do not fit it.
-      CheckpointError: what the model answers is not finite.
+      CheckpointError: an answer of the model is not finite.
     """
     check_head(run)
     best = best or make_best(run)

@@ -1,4 +1,4 @@
-"""What comes over a connection and is no HTTP, so that it never becomes a request: it is answered, logged and counted.
+"""Connections whose bytes are no HTTP: these never become a request, and are answered, logged and counted all the same.
 
 aiohttp has no hook for it: it would log a traceback and reply with a text that names its version.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-# A status and what is wrong, to what is replied.
+# A status and the reason, to the reply.
 Refuse = Callable[[int, str], web.Response]
 
 
@@ -21,16 +21,17 @@ class Runner(web.AppRunner):
     ):
         """
         Args:
-          refuse: what replies to what is no HTTP.
+          refuse: makes the reply to bytes that are no HTTP.
           shutdown_timeout: seconds that requests have to end when the server stops.
           **options: of `web.RequestHandler`.
         """
         super().__init__(app, shutdown_timeout=shutdown_timeout, **options)
-        self._refuse, self._options = refuse, options
+        self._refuse = refuse
+        self._options = options
 
     @property
     def server(self) -> Callable[[], "_Connection"] | None:
-        """What makes a connection; `None` before `setup`."""
+        """Makes a connection; `None` before `setup`."""
         return self._connect if super().server else None
 
     def _connect(self) -> "_Connection":
@@ -54,7 +55,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is replied to what is no HTTP."""
+        """Replies to bytes that are no HTTP."""
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer is sent already")
         return self._refused(status, message or str(exc))
@@ -62,7 +63,7 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Replies also to what the application's handlers never see, such as an Expect that nobody knows."""
+        """Replies also to what the application's handlers never see, such as an unknown Expect."""
         if isinstance(resp, web.HTTPException):
             resp = self._refused(resp.status, resp.reason)
         return await super().finish_response(request, resp, start_time)

@@ -44,7 +44,7 @@ def serve(
       batch_size: images, or their windows, computed together, at most.
       names: host names of requests, see `Server`.
       follow: whether newer checkpoints of a run take the place of the one that is served, see `following.py`.
-      drain: seconds in which requests are still taken after the signal, see `Server.stop`.
+      drain: seconds; for so long requests are still taken after the signal, see `Server.stop`.
       engine, precision: what computes classes, see `engines.make_classifier`.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.

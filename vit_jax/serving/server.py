@@ -142,8 +142,8 @@ class Server:
         """Answers all requests that are there, and ends.
 
         Args:
-          drain: seconds in which it still takes requests while /healthz says that it stops, for whoever sends them to
-            look and send them elsewhere.
+          drain: seconds. For so long it still takes requests while /healthz says 503, so that a readiness probe sees it
+            and sends them elsewhere.
         """
         self._stopping = True
         await asyncio.sleep(drain)
@@ -187,7 +187,7 @@ class Server:
         return response
 
     def _refuse(self, status: int, why: str) -> web.Response:
-        """What is replied to what is no HTTP; see `connections`."""
+        """Makes the reply to bytes that are no HTTP; see `connections`."""
         line = " ".join(why.split())[:_MOST_WHY]
         logging.info("what is no request got %d: %s", status, logs.printable(line))
         self.metrics.requests.labels("other", status).inc()
