@@ -29,9 +29,9 @@ def metrics_of(folder: epath.Path, step: int) -> dict[str, float | None]:
         metrics = {name: value for name, value in result.items() if name not in _NO_METRICS}
         if metrics:
             return metrics
-    found = evaluations(workdir).get(step)
-    if found:
-        return found
+    evaluation = evaluations(workdir).get(step)
+    if evaluation:
+        return evaluation
     best = places.read_json(workdir / reading.BEST_RECORD) or {}
     return {best["metric"]: best["value"]} if best.get("step") == step else {}
 

@@ -23,16 +23,20 @@ class Leaving:
         self._surest: list[list[tuple[float, int, np.ndarray]]] = [[] for _ in (*thresholds, None)]
         self._count = 0
 
+    def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of any images (B, H, W, C) the probability of the best class at each exit (E, B), and its number."""
+        return self._judge(images)
+
     def add(self, images: np.ndarray) -> None:
         """Looks at further images."""
-        confidences, best = self._judge(images)
+        confidences, best = self(images)
         self._confidences.append(confidences)
         self._best.append(best)
         for number, left in enumerate(leaves_at(confidences, self.thresholds)):
             sure = float(confidences[left, number])
             self._surest[left].append((sure, self._count + number, images[number]))
         for exit, kept in enumerate(self._surest):
-            kept.sort(key=lambda one: (-one[0], one[1]))
+            kept.sort(key=lambda entry: (-entry[0], entry[1]))
             self._surest[exit] = kept[: self.MOST]
         self._count += len(images)
 

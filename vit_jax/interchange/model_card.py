@@ -128,8 +128,8 @@ def _metrics(run: TrainedModel) -> str:
     """A table of the metrics of this very checkpoint; '' if it was not evaluated."""
     if not run.step:
         return ""
-    found = metrics_of(epath.Path(run.directory), run.step)
-    metrics = {n: x for n, x in found.items() if isinstance(x, int | float)}
+    evaluation = metrics_of(epath.Path(run.directory), run.step)
+    metrics = {n: x for n, x in evaluation.items() if isinstance(x, int | float)}
     if not metrics:
         return ""
     head = "On held-out images of its data" + (", with the head" if run.own is not None else "")
