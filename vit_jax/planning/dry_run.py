@@ -98,6 +98,8 @@ def dry_run(
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
     lines += announce.warnings(config, examples)
+    params, _ = jax.eval_shape(assembly.networks.init, jax.random.key(0))
+    lines += announce.unreached_options(assembly, params)
     estimate = rough.estimate(assembly, on_cpu=on_cpu and elsewhere is None)
     lines.append(rough.text(estimate))
     plan = None
