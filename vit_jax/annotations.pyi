@@ -736,7 +736,7 @@ class HostsSection(_Fields):
 class SpikeSection(_Fields):
     '`config.spike`.'
     factor: float
-    'a loss this many times its running mean counts as a bad step; 0: off (default: 0.0)'
+    'a loss this many times the running mean of its absolute value counts as a bad step; 0: off (default: 0.0)'
     memory: int
     'length of the running mean in steps; as many steps at the beginning are never spikes (default: 100)'
 

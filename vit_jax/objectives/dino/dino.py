@@ -317,8 +317,8 @@ class Dino(Objective):
     def _probabilities(
         self, learner: Learner, logits: jax.Array, centre: str, present: jax.Array | None = None
     ) -> jax.Array:
-        """The teacher's probabilities for its logits (…, K); rows that are not `present` (…) are padding. `centre` is the
-        name of a centre.
+        """The teacher's probabilities for its logits (…, K), by the centre of this name. Rows that are not `present`
+        (…) are padding.
         """
         temperature = self.temperature(learner.step)
         if self.options.centering == "sinkhorn":

@@ -101,7 +101,7 @@ def centred(logits: jax.Array, centre: jax.Array, temperature: jax.Array | float
 
 
 def sum_of_logits(logits: jax.Array, weights: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Observations of a part of a batch for the centre: the `sum` (K,) of the teacher's logits (…, K), and their `count`.
+    """Observations of a part of a batch for the centre: `sum` (K,) of the teacher's logits (…, K), and their `count`.
 
     Args:
       weights: (…) 1 for the rows that count, 0 for padding; by default all count.
