@@ -293,6 +293,12 @@ class Objective:
         """
         raise NotImplementedError
 
+    def starts(self) -> Mapping[str, int]:
+        """The steps before which some of its own parameters rest, by the beginning of their names: they have no updates
+        and no decay, and the counts of their optimizer begin there.
+        """
+        return {}
+
     def update_state(
         self, own: nnx.Module | None, observed: dict[str, Any], step: jax.Array
     ) -> dict[str, jax.Array]:

@@ -5,8 +5,8 @@ average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm
 sees the images its own way, and has a forward pass of its own. If a term learns from labels the model has a head and is
 judged by it. Beside a term of several views (`config.data.views`) the others see one of them, which it does not see.
 
-A term that has not begun costs nothing but that shared pass, unless it has state (running moments): that moves from the
-first step on. The term with a moving average waits, state and all: until it begins the average is the student, and its
+A term that has not begun costs nothing but that shared pass, and its own parameters rest, unless it has state (running
+moments): that moves from the first step on. The term with a moving average waits, state and all: until it begins the average is the student, and its
 steps count from there.
 """
 
@@ -51,6 +51,11 @@ class SumOptions(TokenOptions):
         (),
         "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term "
         "does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'}))",
+    )
+    rest: bool = option(
+        True,
+        "whether a late term's own parameters rest until its start, without decay, and their optimizer counts from "
+        "there; runs of earlier versions keep False",
     )
     view: int = option(
         0,
@@ -308,6 +313,11 @@ class Sum(Objective):
             own_metrics = {"loss": of_term} | own_metrics
             metrics |= {f"{term.name}_{name}": value for name, value in own_metrics.items()}
         return loss, metrics
+
+    def starts(self) -> Mapping[str, int]:
+        if not self.options.rest:
+            return {}
+        return {f"terms/{term.name}/": term.start for term in self.terms if term.start}
 
     def update_state(
         self, own: Own, observed: dict[str, Any], step: jax.Array
