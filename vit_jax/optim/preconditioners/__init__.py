@@ -68,11 +68,11 @@ def make(
     """
     from vit_jax.optim import matrices
 
-    found = matrices.find(config, params, inputs)
-    directed = {name: found.roles[name] for name in names if name in found.roles}
+    all_matrices = matrices.find(config, params, inputs)
+    directed = {name: all_matrices.roles[name] for name in names if name in all_matrices.roles}
     if not directed:
         return OPTIMIZERS[config.others](config)
-    chosen = matrices.Matrices(directed, found.shapes)
+    chosen = matrices.Matrices(directed, all_matrices.shapes)
 
     def is_matrix(tree):
         return patterns.map_named(lambda name, _: name in chosen.roles, tree)
