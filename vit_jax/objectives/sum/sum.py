@@ -5,9 +5,9 @@ average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm
 sees the images its own way, and has a forward pass of its own. If a term learns from labels the model has a head and is
 judged by it. Beside a term of several views (`config.data.views`) the others see one of them, which it does not see.
 
-A term that has not begun costs nothing but that shared pass, and its own parameters rest, unless it has state (running
-moments): that moves from the first step on. The term with a moving average waits, state and all: until it begins the average is the student, and its
-steps count from there.
+A term that has not begun costs nothing but that shared pass, and its own parameters rest. If it has state (running
+moments), that moves from the first step on. The term with a moving average waits, state and all: until it begins the
+average is the student, and its steps count from there.
 """
 
 import dataclasses
@@ -322,7 +322,7 @@ class Sum(Objective):
     def update_state(
         self, own: Own, observed: dict[str, Any], step: jax.Array
     ) -> dict[str, jax.Array]:
-        """Moves the state of each term, of those that wait for their start from there on."""
+        """Moves the state of each term; a term that waits for its start keeps it until then."""
         metrics = {}
         for term in self.terms:
             if term.name not in observed:
