@@ -213,9 +213,10 @@ def abstract_parts(folder: epath.Path, names: Collection[str]) -> dict[str, dict
 
 def _abstract(tree: Any) -> Any:
     """Shapes and dtypes of metadata; places in a list are numbers again, so that they sort as those of the model."""
-    if not isinstance(tree, dict):
-        return jax.ShapeDtypeStruct(tree.shape, tree.dtype)
-    return {int(key) if key.isdigit() else key: _abstract(value) for key, value in tree.items()}
+    if isinstance(tree, dict):
+        return {int(key) if key.isdigit() else key: _abstract(value) for key, value in tree.items()}
+    as_struct = lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype)  # noqa: E731
+    return jax.tree.map(as_struct, tree)
 
 
 def read_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarray:
