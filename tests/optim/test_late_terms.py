@@ -13,8 +13,10 @@ START, STEPS = 30, 36
 PREFIX = "objective/terms/late/"
 MATRIX = {"kernel": (8, 8), "bias": (8,)}
 SHAPES = {"encoder": MATRIX, "objective": {"terms": {"late": MATRIX, "early": MATRIX}}}
-OPTIMIZERS = ("adamw", "nadamw", "lamb", "adafactor", "sgd", "muon", "soap")
-SLOW = ("lars", "lion", "rmsprop", "adamuon", "normuon", "shampoo")
+OPTIMIZERS = ("adamw", "lamb", "muon")
+SLOW = (
+    "nadamw", "adafactor", "sgd", "soap", "lars", "lion", "rmsprop", "adamuon", "normuon", "shampoo"
+)  # fmt: skip
 
 
 def drawn(seed: int) -> dict:
