@@ -256,8 +256,9 @@ def test_the_best_is_that_of_the_result_where_the_last_evaluation_is_the_best(
     assert reading.find_checkpoint(tmp_path / "run" / "best").name == "8"
     for name in ("run/best", "run/last", "run@8"):
         assert formats.read_checkpoint(tmp_path / name).run.folder.name == "8"
-    _, out, _ = command("show", str(tmp_path / "run" / "best"), "--json")
-    assert json.loads(out)["step"] == 8
+    for name in ("run", "run/best"):
+        _, out, _ = command("show", str(tmp_path / name), "--json")
+        assert json.loads(out)["step"] == json.loads(out)["best"]["step"] == 8
     with pytest.raises(reading.CheckpointError, match="no checkpoint of step 4 .*its steps are: 8"):
         formats.read_checkpoint(tmp_path / "run@4")
     # A later checkpoint says itself which was the best before it.
