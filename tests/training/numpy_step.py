@@ -7,7 +7,6 @@ rules tell apart.
 
 import dataclasses
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -244,8 +243,10 @@ class Run:
 
 
 def _first(rules, name: str, default: float) -> float:
-    found: Callable = lambda pattern: re.fullmatch(pattern, name)  # noqa: E731
-    return next((value for pattern, value in rules if found(pattern)), default)
+    for pattern, value in rules:
+        if re.fullmatch(pattern, name):
+            return value
+    return default
 
 
 def _norm(arrays: Arrays) -> float:
