@@ -428,6 +428,7 @@ class _Run:
             self._continue_from(saved)
         step = int(self.state.step)
         self.meter.rewind(step, saved.get("window", ()), saved.get("window_skipped"))
+        self.writers.rewind(step)
         return step
 
 
