@@ -26,7 +26,21 @@ from vit_jax.training.upkeep import announce
 UPDATES, TOTAL, LATE, EXAMPLES = 3, 6, 1, 80
 # What changes nothing by its nature, and why.
 UNCHANGING = {
-    "optim.matrix_dtype": "CPUs multiply in float32 whatever it says; `tests/optim/test_preconditioners.py`",
+    "optim.matrix_dtype": "CPUs multiply in float32 whatever it says: tests/optim/test_preconditioners.py",
+    "dino.gram_teacher": "read when a run begins: tests/objectives/test_gram.py",
+    "dino.collapse_steps": "when to warn: tests/objectives/test_dino.py",
+    "distill.teacher": "read when a run begins: tests/objectives/test_distill.py",
+    "image_text.tokenizer": "makes the tokens of a batch: tests/objectives/test_image_text.py",
+    "image_text.tokenizer_digest": "compared when a run begins",
+    "image_text.text_pad": "written into the tokens of a batch",
+    "sum.tokenizer": "as of image_text",
+    "sum.tokenizer_digest": "as of image_text",
+    "sum.text_pad": "as of image_text",
+    "segmentation.enlarge": "for predictions: tests/objectives/test_segmentation.py",
+    "eval.batch_size": "evaluations do not depend on it: tests/evaluation",
+    "checkpoint.keep_for_followers": "what others may hold: tests/integration/test_follow.py",
+    "checkpoint.max_failures": "of saves that fail: tests/integration/test_save_faults.py",
+    "checkpoint.commit_minutes": "of processes that wait: tests/integration/test_pods.py",
 }
 # Row 10 of the list of faults: of adapters these change nothing, without a word.
 ROW_10 = [
