@@ -84,3 +84,82 @@ OF_STEPS = {
     "sam_alpha": Case(0.5, {"sam_rho": (0.5, 0.5)}),
     "ema": Case(0.5),
 }
+
+TWICE = {"objective.teachers": ("{teacher}", "{teacher}")}
+GRAM = {"objective.gram_weight": 1.0}
+TOKEN = {"model.pool": "token"}
+CLIP = {"objective.text": "clip"}
+OF_LEVELS = {
+    "objective.head": "multilevel",
+    "objective.width": 8,
+    "objective.layers": ("blocks/0", "blocks/1"),
+}
+LOCAL_VIEW = {"data.views": ({}, {}, {"image_size": 8})}
+# A sum of a term of several views and one of one, instead of one with texts.
+OF_VIEWS = {
+    "objective.tokenizer": None,
+    "data.views": ({}, {}, {}),
+    "objective.terms": (
+        ("masked_patches", {}),
+        (
+            "dino",
+            {
+                "prototypes": 12,
+                "head_hidden": 16,
+                "bottleneck": 8,
+                "temperature_warmup": "0 steps",
+                "frozen_prototypes": "0 steps",
+            },
+        ),
+    ),
+}
+# By objective; `base` has whole names of fields.
+OBJECTIVE = {
+    "supervised": {
+        "loss": Case("sigmoid"), "label_smoothing": Case(0.1), "focal": Case(2.0),
+        "class_weights": Case((1.0, 2.0, 3.0)),
+    },
+    "mae": {
+        "masked": Case(0.5), "normalize": Case(False), "width": Case(24), "depth": Case(2), "heads": Case(4),
+        "mlp_ratio": Case(2),
+    },
+    "masked_patches": {"target": Case("downsized"), "corrupted": Case(0.25)},
+    "dino": {
+        "prototypes": Case(16), "head_hidden": Case(24), "bottleneck": Case(12), "head_std": Case(0.5),
+        "two_heads": Case(True), "centering": Case("sinkhorn"), "centre_momentum": Case(0.5),
+        "student_temperature": Case(0.2), "teacher_temperature": Case((0.1, 0.2)),
+        "temperature_warmup": Case("4 steps"),
+        "momentum": Case((0.5, 1.0)), "frozen_prototypes": Case("2 steps"), "patch_weight": Case(0.5),
+        "mask_shares": Case((0.5, 0.5)), "koleo": Case(0.5), "koleo_images": Case(4),
+        "view_resize": Case("torch", LOCAL_VIEW), "gram_weight": Case(1.0), "gram_start": Case("2 steps", GRAM),
+        "gram_refresh": Case("1 steps", GRAM),
+        "gram_refreshes": Case(1, {**GRAM, "objective.gram_refresh": "1 steps"}),
+    },
+    "distill": {
+        "kind": Case("soft"), "alpha": Case(0.25), "temperature": Case(2.0, {"objective.kind": "soft"}),
+        "loss": Case("sigmoid"), "label_smoothing": Case(0.1),
+    },
+    "features": {
+        "teachers": Case(("{teacher}", "{teacher}"), first=("{teacher}",)), "kinds": Case(("summary",)),
+        "adaptor": Case("linear"), "hidden": Case(12), "last_hidden": Case(12), "standardize": Case("none"),
+        "momentum": Case((0.5, 0.1)), "sample": Case(1, {"objective.standardize": "phi_s"}), "cosine": Case(0.25),
+        "drop": Case(0.9, TWICE),
+    },
+    "image_text": {
+        "text": Case("clip"), "text_length": Case(12), "vocabulary": Case(300), "text_end": Case(2, CLIP),
+        "loss": Case("softmax"), "text_width": Case(24), "text_depth": Case(2), "text_mlp_dim": Case(40),
+        "text_heads": Case(4), "text_activation": Case("quick_gelu"), "image_blocks": Case(1, TOKEN),
+        "image_drop_path": Case(0.5, {**TOKEN, "objective.image_blocks": 1}), "embed": Case(12),
+        "temperature": Case(5.0), "bias": Case(-5.0),
+    },
+    "sum": {
+        "text": Case("clip"), "text_length": Case(12), "vocabulary": Case(300), "text_end": Case(2, CLIP),
+        "terms": Case((("image_text", {"text_depth": 1}), ("masked_patches", {"weight": 0.5}))),
+        "view": Case(2, OF_VIEWS),
+    },
+    "segmentation": {
+        "head": Case("linear"), "layers": Case(("blocks/1",), OF_LEVELS), "width": Case(12, OF_LEVELS),
+        "queries": Case(6), "blocks": Case(2), "segments": Case(1), "points": Case(16), "annealing": Case((0.0, 0.2)),
+        "mask_weight": Case(1.0), "dice_weight": Case(1.0), "class_weight": Case(1.0), "no_object": Case(0.5),
+    },
+}  # fmt: skip

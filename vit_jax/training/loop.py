@@ -228,7 +228,7 @@ class _Run:
             step = int(self.state.step)
             if stopped and step < total:
                 self._interrupt(step)
-        # The last evaluation may fail, and what it finds is in no checkpoint: a next start makes it first.
+        # The last evaluation may fail, and no checkpoint holds its result: a next start makes it first.
         self.evaluation_is_due = self.evaluated_at != step
         self._save_now(step)
         self.callbacks.raise_error()

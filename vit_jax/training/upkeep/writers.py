@@ -86,7 +86,7 @@ class MetricWriter:
         """Of each name Markdown."""
 
     def rewind(self, step: int) -> None:
-        """The run goes back to this step: what was written of later ones is written again."""
+        """The run goes back to this step: it writes the metrics of later ones again."""
 
     def flush(self) -> None: ...
 
@@ -246,7 +246,7 @@ class TensorBoardWriter(MetricWriter):
         make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
         events, self._events = self._events or make(self._prefix, f".{time.time_ns()}"), None
         if self._after >= 0:
-            # What was written after the checkpoint that a run continues from is written again.
+            # Events after the checkpoint that a run continues from are written again.
             session = library.proto.event_pb2.SessionLog
             start = session(status=session.START)
             restart = event(step=self._after + 1, wall_time=time.time(), session_log=start)
@@ -258,7 +258,7 @@ class TensorBoardWriter(MetricWriter):
         self._events = events
 
     def rewind(self, step: int) -> None:
-        """Readers forget what was written of later steps."""
+        """Readers forget the events of later steps."""
         self._after = step
 
     def flush(self) -> None:
