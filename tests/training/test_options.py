@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from tests.models.conftest import parameters
+from tests.training import tiny_objectives
 from tests.training.option_cases import OF_STEPS, OPTIM, OTHERS, Case
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
@@ -231,3 +232,29 @@ def test_an_option_reaches_the_parameters_of_every_optimizer_that_reads_it(
 @pytest.mark.parametrize(("setting", "option"), optimizer_cases())
 def test_an_option_of_optimizers_changes_what_it_claims(setting, option, base, caplog):
     check(setting, option, OPTIM[option], base, caplog, updated)
+
+
+@functools.cache
+def stepped(setting: str, base, optim: tuple) -> tuple[dict, list, list]:
+    """As `updated`, of the parameters that are evaluated after whole steps."""
+    fields = SETTINGS[setting] | {f"optim.{name}": value for name, value in optim}
+    if setting == "adapters":
+        fields = fields | {"init_from": str(base)}
+    assembly = tiny_objectives.assembled("supervised", base, fields)
+    state = tiny_objectives.stepped(assembly, UPDATES)
+    kept = {"params": {}, "params_objective": {}, "ema": {}, "ema_objective": {}}
+    for name, array in state.items():
+        part, _, rest = name.partition("/")
+        if part in kept:
+            kept[part][rest] = array
+    own = {f"objective/{name}": x for name, x in kept["params_objective"].items()}
+    own |= {f"objective/{name}": x for name, x in kept["ema_objective"].items()}
+    params = by_layer((kept["ema"] or kept["params"]) | own)
+    return params, [], announce.warnings(assembly.config, EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OF_STEPS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_option_of_whole_steps_changes_all_parameters(setting, option, base, caplog):
+    check(setting, option, OF_STEPS[option], base, caplog, stepped)
