@@ -2,8 +2,6 @@
 differs after some steps, or has another shape.
 """
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -34,17 +32,22 @@ def test_every_option_of_objectives_is_tried():
     assert tried | left == named and not tried & left
 
 
-@functools.cache
-def trained(name: str, setting: str, teacher, fields: tuple) -> dict[str, np.ndarray]:  # noqa: F811
-    state = stepped(assembled(name, teacher, {**SETTINGS[setting], **dict(fields)}), STEPS)
-    return {array: x for array, x in state.items() if array.startswith("params")}
+_trained: dict[str, dict[str, np.ndarray]] = {}  # by what was trained
 
 
-def options_of(case: Case, option: str) -> tuple[tuple, tuple]:
+def trained(name: str, setting: str, teacher, fields: dict) -> dict[str, np.ndarray]:  # noqa: F811
+    key = repr((name, setting, fields))
+    if key not in _trained:
+        state = stepped(assembled(name, teacher, SETTINGS[setting] | fields), STEPS)
+        _trained[key] = {array: x for array, x in state.items() if array.startswith("params")}
+    return _trained[key]
+
+
+def options_of(case: Case, option: str) -> tuple[dict, dict]:
     """The fields of both runs, with whole names."""
     first = {} if case.first is None else {f"objective.{option}": case.first}
     second = {f"objective.{option}": case.value}
-    return tuple({**case.base, **first}.items()), tuple({**case.base, **second}.items())
+    return {**case.base, **first}, {**case.base, **second}
 
 
 @pytest.mark.slow
