@@ -14,6 +14,8 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 
 STEPS = 3
+# Ladders read the layers before the last norm, which then learns nothing.
+RESTING = {"features": ("params/encoder/norm/",)}
 SETTINGS = {
     "alone": {},
     "accumulation": {"accumulate": 2},
@@ -68,6 +70,8 @@ def test_an_option_of_an_objective_changes_all_that_is_trained(
     except ConfigError as error:
         assert option in str(error)
         return
-    frozen = [x for x in before if setting == "frozen parts" and x.startswith("params/embedding/")]
+    resting = RESTING.get(name, ())
+    if setting == "frozen parts":
+        resting = (*resting, "params/embedding/")
     alike = [x for x in before if x in after and np.array_equal(before[x], after[x])]
-    assert alike == frozen
+    assert [array for array in alike if not array.startswith(resting)] == []
