@@ -98,18 +98,23 @@ def resolve_name(path: epath.Path) -> epath.Path:
 
 def _best_checkpoint(workdir: epath.Path) -> epath.Path:
     """The checkpoint of a run's best evaluation."""
-    steps = saved_steps(workdir / FOLDER)
-    best = (newest_description(workdir) or {}).get("best")
-    # A later checkpoint was saved after this file was written, and names the best itself.
-    record = places.read_json(workdir / BEST_RECORD)
-    if record and steps and record["step"] == steps[-1]:
-        best = record
+    best = best_evaluation(workdir)
     if not best:
         raise CheckpointError(
             f"{workdir} has no best checkpoint: it is kept with --config.checkpoint.best=True"
         )
     why = "it is kept with --config.checkpoint.best=True; the best evaluation was"
     return _checkpoint_at(workdir, best["step"], why)
+
+
+def best_evaluation(workdir: epath.Path) -> dict | None:
+    """The best evaluation of a run so far, as `Goals.best` has it; `None` before the first."""
+    steps = saved_steps(workdir / FOLDER)
+    # A later checkpoint was saved after this file was written, and names the best itself.
+    record = places.read_json(workdir / BEST_RECORD)
+    if record and steps and record["step"] == steps[-1]:
+        return record
+    return (newest_description(workdir) or {}).get("best")
 
 
 def _checkpoint_at(workdir: epath.Path, step: int, why: str) -> epath.Path:

@@ -110,8 +110,13 @@ def text(summary: dict) -> str:
 def _of_run(folder: epath.Path, description: dict) -> dict:
     config, step = description["config"], descriptions.step_of(folder, description)
     result = None
+    best = description.get("best")
     if folder.parent.name == reading.FOLDER:
-        result = places.read_json(folder.parent.parent / "result.json")
+        workdir = folder.parent.parent
+        result = places.read_json(workdir / "result.json")
+        # The last evaluation may have been made after the newest checkpoint was saved.
+        if step == reading.saved_steps(folder.parent)[-1]:
+            best = reading.best_evaluation(workdir)
     metrics = result if result and result.get("step") == step else None
     known = ("step", "seconds", "best", "goodput", "reached")
     adapters = adapters_in(description)
@@ -119,7 +124,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
         "path": str(folder),
         "step": step,
         "metrics": metrics and {n: value for n, value in metrics.items() if n not in known},
-        "best": description.get("best"),
+        "best": best,
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
         "init_from": config["init_from"],
