@@ -593,7 +593,7 @@ class OptimSection(_Fields):
     b2: float
     'adamw, nadamw, schedule_free, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap (default: 0.999)'
     eps: float
-    'adamw, nadamw, schedule_free, lamb: added to the root of the second moment; rmsprop: to the moment itself (default: 1e-08)'
+    'adamw, nadamw, schedule_free, lamb, and those of matrices but muon: added to the root of the second moment; rmsprop: to the moment itself (default: 1e-08)'
     matrices: _Tuple
     'patterns of the parameters that are matrices; not given: kernels, but not embeddings and heads (default: ())'
     others: Literal['adamw', 'nadamw']

@@ -113,6 +113,14 @@ OF_VIEWS = {
         ),
     ),
 }
+# Decay changes the own parameters of a late term before it begins, unless they rest.
+LATE_TERM = {
+    "objective.terms": (
+        ("image_text", {"text_depth": 1}),
+        ("masked_patches", {"start": "1 steps"}),
+    ),
+    "optim.weight_decay": 0.5,
+}
 # By objective; `base` has whole names of fields.
 OBJECTIVE = {
     "supervised": {
@@ -155,7 +163,7 @@ OBJECTIVE = {
     "sum": {
         "text": Case("clip"), "text_length": Case(12), "vocabulary": Case(300), "text_end": Case(2, CLIP),
         "terms": Case((("image_text", {"text_depth": 1}), ("masked_patches", {"weight": 0.5}))),
-        "view": Case(2, OF_VIEWS),
+        "view": Case(2, OF_VIEWS), "rest": Case(False, LATE_TERM),
     },
     "segmentation": {
         "head": Case("linear"), "layers": Case(("blocks/1",), OF_LEVELS), "width": Case(12, OF_LEVELS),

@@ -43,11 +43,6 @@ UNCHANGING = {
     "checkpoint.max_failures": "of saves that fail: tests/integration/test_save_faults.py",
     "checkpoint.commit_minutes": "of processes that wait: tests/integration/test_pods.py",
 }
-# Row 10 of the list of faults: of adapters these change nothing, without a word.
-ROW_10 = [
-    ("adapters", "weight_decay"), ("adapters", "weight_decay_end"), ("adapters", "weight_decay_rules"),
-    ("adapters", "weight_decay_by"), ("adapters", "layer_decay"),
-]  # fmt: skip
 MODEL = {
     "model.name": "ViT-mu/8", "model.width": 16, "model.depth": 2, "model.heads": 2, "model.mlp_dim": 24,
     "model.head_init": "normal", "data.image_size": 16, "data.mean": (0.5,) * 3, "data.std": (0.5,) * 3,
@@ -182,8 +177,6 @@ def optimizer_cases() -> list:
             marks = []
             if setting != "alone" or is_of_matrices(case.base.get("name", "adamw")):
                 marks.append(pytest.mark.slow)
-            if (setting, option) in ROW_10:
-                marks.append(pytest.mark.xfail(strict=True))
             cases.append(pytest.param(setting, option, marks=marks))
     return cases
 

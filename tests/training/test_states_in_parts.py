@@ -25,8 +25,6 @@ OTHER_LOSSES = {
     "masked_patches": "each part draws its own masks",
     "segmentation": "each part draws the points that its masks are compared at",
 }
-# Row 11 of the list of faults: state moves once in each part.
-ROW_11 = ("dino", "features")
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +42,8 @@ def test_every_objective_is_tried():
     assert NEEDS.keys() == set(objectives.OBJECTIVES)
 
 
-def cases() -> list:
-    marks = {name: [pytest.mark.xfail(strict=True)] for name in ROW_11}
-    return [pytest.param(name, marks=[pytest.mark.slow, *marks.get(name, [])]) for name in NEEDS]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDS)
 def test_all_state_is_that_of_whole_batches(name, teacher):
     fields = WITHOUT_CHANCE.get(name, {}) | {"optim.ema": 0.5}
     if name == "image_text":  # an image is compared with all texts of its batch
