@@ -72,8 +72,11 @@ def _judge(family: str, names: list[str], folder: pathlib.Path) -> None:
             f"p = {difference.p_value:.3f}, {difference.seeds} seeds, sees {seen}: {verdict}"
         )
     for name in names:
+        if not rows.is_complete(name, folder):
+            print(f"  {name:16} has not been run with all seeds")
+            continue
         curves = rows.stored(name, folder)
-        for quantity in curves.get("ours", ()):
+        for quantity in curves["ours"]:
             both = (curves[engine][quantity] for engine in rows.ENGINES)
             print(f"  {name:16} {quantity}, tenths in errors: {comparison.describe_tenths(*both)}")
 

@@ -134,12 +134,20 @@ def stored(name: str, folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def judge(family: Sequence[str], folder: pathlib.Path) -> list[tuple[comparison.Difference, bool]]:
+def is_complete(name: str, folder: pathlib.Path, seeds: int = SEEDS) -> bool:
+    """Whether both engines have run a row with all seeds of the rule."""
+    engines = [line["engine"] for line in _lines(folder / f"{name}.jsonl")]
+    return all(engines.count(engine) == seeds for engine in ENGINES)
+
+
+def judge(
+    family: Sequence[str], folder: pathlib.Path, seeds: int = SEEDS
+) -> list[tuple[comparison.Difference, bool]]:
     """The two numbers of each row of a family that has been run, and whether the rule calls them different."""
     found = []
     for name in family:
-        curves = stored(name, folder)
-        if curves:
+        if is_complete(name, folder, seeds):
+            curves = stored(name, folder)
             both = (curves[engine][ROWS[name].judge] for engine in ENGINES)
             found += comparison.differences(name, *both)
     verdicts = comparison.rejected([x.p_value for x in found], tests=2 * len(family))
