@@ -114,12 +114,17 @@ def text(summary: dict) -> str:
 
 def _of_run(folder: epath.Path, description: dict) -> dict:
     config, step = description["config"], descriptions.step_of(folder, description)
+    best = description.get("best")
+    in_run = folder.parent.name == reading.FOLDER
+    # The last evaluation may have been made after the newest checkpoint was saved.
+    if in_run and step == reading.saved_steps(folder.parent)[-1]:
+        best = reading.best_evaluation(folder.parent.parent)
     adapters = adapters_in(description)
     return {
         "path": str(folder),
         "step": step,
         "metrics": metrics_of(folder, step) or None,
-        "best": description.get("best"),
+        "best": best,
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
         "init_from": config["init_from"],
