@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from tests.parity import rows
+from tests.parity.__main__ import RUNS
+
+PAGE = RUNS.parents[2] / "docs" / "fidelity.md"
 
 
 def run(*arguments) -> str:
@@ -17,6 +20,13 @@ def run(*arguments) -> str:
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
+
+
+@pytest.mark.parametrize("family", rows.families())
+def test_the_page_says_what_the_rule_says_of_the_stored_runs(family):
+    page = PAGE.read_text().splitlines()
+    missing = [line for line in rows.table(rows.families()[family], RUNS) if line not in page]
+    assert missing == []
 
 
 @pytest.mark.slow
