@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +17,9 @@ from absl import logging
 from etils import epath
 from PIL import Image
 
-from vit_jax.base import outputs
+from vit_jax.base import lock, logs, outputs, places, stopping
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import fingerprints
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.decoding.decode import decode
 from vit_jax.data.labels import segments
@@ -28,9 +28,11 @@ from vit_jax.evaluation import maps, panoptic
 from vit_jax.evaluation.forward import data_of
 from vit_jax.models import registry
 from vit_jax.pictures import masks
+from vit_jax.prediction import output_names
 from vit_jax.prediction.images import Named
+from vit_jax.prediction.json_lines import JsonLines, content_mark, described
 
-TABLE, PANOPTIC = "maps.json", "panoptic.json"
+TABLE, PANOPTIC, LOG = _LISTS = "maps.json", "panoptic.json", "maps.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +127,12 @@ class Segmenter:
         """Of the model as it is now, and of what the objective owns: the first two arguments of `answers`."""
         return registry.split(self._run.model)[1], self._run.own.weights
 
+    def made_by(self) -> dict[str, Any]:
+        """What maps depend on, for those that are continued: they have to be of the same."""
+        weights = [fingerprints.digest(part) for part in self.weights]
+        settings = described(self.data, self._windows, self._options, self.black)
+        return {"weights": weights, "classes": list(self.classes), "settings": settings}
+
     def count_windows(self, size: tuple[int, int]) -> int:
         """How many windows there are of an image of a height and a width."""
         return maps.count_windows(size, self.data, self._windows, self._grain)
@@ -192,7 +200,11 @@ def write_maps(
 ) -> dict[str, Any]:
     """Writes for each image its mask, OUT/NAME.png, whose values are class numbers, and OUT/NAME_overlay.png, and
     for all of them OUT/maps.json: files, and the share of pixels of each class. Of a model that finds single things
-    also OUT/NAME_panoptic.png and for all of them OUT/panoptic.json, in COCO's form.
+    also OUT/NAME_panoptic.png and for all of them OUT/panoptic.json, in COCO's form. NAME follows the image's path in
+    the folder that was asked about, see `output_names`; all names are read before the first image.
+
+    OUT/maps.jsonl has what is done, image by image. Images that an earlier run with this model and these settings
+    wrote, and that have not changed since, are not computed again; those of earlier runs stay in the lists.
 
     Args:
       segmenter: the model.
@@ -201,38 +213,115 @@ def write_maps(
       batch_size: see `segment`.
 
     Returns:
-      How many `images` were segmented and how many are `unreadable`, and the `classes`.
+      Of how many `images` there are maps and how many are `unreadable`, and the `classes`.
+
+    Raises:
+      ConfigError: a file that is not ours would be replaced, OUT lies in a folder of images, or it has maps of another
+        model or other settings; raised before an image is computed.
+      Locked: another process writes there.
+      Interrupted: SIGINT or SIGTERM came.
     """
+    files = list({file.name: file for file in files}.values())
+    endings = [".png", "_overlay.png", *(["_panoptic.png"] if segmenter.things else [])]
+    folder, named = places.locate(out, "--out"), f"--out={out}"
+    output_names.check_folder(files, folder)
     folder = outputs.make_folder(out, "--out")
-    rows, bad, names = [], 0, collections.Counter()
+    busy = "another process writes maps to {folder} ({holder}): wait until it has ended"
+    with lock.Lock(folder, name=".maps.lock", patience=0.0, busy=busy):
+        log = JsonLines(folder / LOG, segmenter.made_by(), f"{named}: name another folder")
+        known = {row["file"]: row["stem"] for row in log.rows}
+        rows = {row["file"]: row for row in log.rows}
+        stems = output_names.name_outputs(files, endings, known=known, reserved=_LISTS)
+        is_there = output_names.existing(folder)
+        if not log.exists:
+            for name in _LISTS:
+                output_names.check_not_there(os.path.join(folder, name), named, is_there)
+        output_names.check_outputs(files, stems, endings, folder, known=known)
+
+        marks = {file.name: content_mark(file) for file in files}  # before they are read
+
+        def is_done(file: Named) -> bool:
+            row = rows.get(file.name, {})
+            whole = all(is_there(os.path.join(folder, stems[file.name] + x)) for x in endings)
+            return whole and row.get("content") == marks[file.name]
+
+        remaining = [file for file in files if not is_done(file)]
+        if len(remaining) < len(files):
+            logging.info("%d of %d images have their maps", len(files) - len(remaining), len(files))
+        left = len(remaining)
+
+        def how_to_go_on() -> str:
+            return (
+                f"stopped; {len(files) - left} of {len(files)} images have their maps in {folder}: start the same "
+                "command again for the others"
+            )
+
+        _make_folders(folder, {os.path.dirname(stem) for stem in stems.values()})
+        with log, stopping.keeping(how_to_go_on):
+            log.add(
+                ({"file": x.name, "stem": stems[x.name]} for x in files if x.name not in known),
+                now=True,
+            )
+            results = segment(segmenter, remaining, batch_size=batch_size)
+            for file, result in zip(remaining, results, strict=True):
+                row = {"file": file.name, "stem": stems[file.name]}
+                if isinstance(result, BadImage):
+                    logging.error("%s", result)
+                else:
+                    row |= {"content": marks[file.name], **_write_pictures(result, folder, row)}
+                log.add([row])
+                rows[file.name] = row
+                left -= 1
+            order = {name: rows[name] for name in (*(file.name for file in files), *rows)}
+            done = [row for row in order.values() if "mask" in row]
+            _write_lists(done, segmenter, folder)
+    good = sum("mask" in rows[file.name] for file in files)
+    classes = list(segmenter.classes)
+    return {"images": good, "unreadable": len(files) - good, "classes": classes}
+
+
+def _make_folders(folder: epath.Path, parts: set[str]) -> None:
+    """Makes the folders of outputs, and removes what killed processes left half written there."""
+    if places.in_bucket(folder):
+        return
+    for part in sorted(parts):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        outputs.remove_left_overs(folder / part)
+
+
+def _write_pictures(result: Segmented, folder: epath.Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Writes the files of an image. Returns what the lists say about it."""
+    stem = row["stem"]
+    files = {"mask": f"{stem}.png", "overlay": f"{stem}_overlay.png"}
+    pictures, found = {"mask": result.mask(), "overlay": result.overlay()}, {}
+    if result.segments is not None:
+        files["panoptic"] = f"{stem}_panoptic.png"
+        colors, infos = segments.colored(result.segments)
+        pictures["panoptic"] = Image.fromarray(colors)
+        found = {"size": result.labels.shape, "segments": infos}
+    for name, picture in pictures.items():
+        with outputs.writing(folder / files[name], swept=True) as partial:
+            picture.save(partial, format="PNG")
+    return files | {"classes": result.shares()} | found
+
+
+def _write_lists(rows: Sequence[dict[str, Any]], segmenter: Segmenter, folder: epath.Path) -> None:
+    """Writes maps.json, and of single things panoptic.json, from the rows of the log."""
+    public = ("mask", "overlay", "panoptic", "classes")
     coco = {"images": [], "annotations": [], "categories": segments.categories(segmenter.table)}
-    for result in segment(segmenter, files, batch_size=batch_size):
-        if isinstance(result, BadImage):
-            bad += 1
-            logging.error("%s", result)
-            continue
-        stem = pathlib.PurePath(result.file).stem or "image"
-        names[stem] += 1
-        stem += f"_{names[stem]}" if names[stem] > 1 else ""
-        files_of = {"mask": f"{stem}.png", "overlay": f"{stem}_overlay.png"}
-        pictures = {"mask": result.mask(), "overlay": result.overlay()}
-        if result.segments is not None:
-            files_of["panoptic"] = f"{stem}_panoptic.png"
-            colors, infos = segments.colored(result.segments)
-            pictures["panoptic"] = Image.fromarray(colors)
-            (height, width), number = result.labels.shape, len(coco["images"]) + 1
+    images = []
+    for row in rows:
+        name = logs.printable(row["file"])
+        images.append({"file": name} | {key: row[key] for key in public if key in row})
+        if "segments" in row:
+            number, (height, width) = len(coco["images"]) + 1, row["size"]
             size = {"height": height, "width": width}
-            coco["images"].append({"id": number, "file_name": result.file} | size)
-            annotation = {"file_name": files_of["panoptic"], "segments_info": infos}
+            coco["images"].append({"id": number, "file_name": name} | size)
+            annotation = {"file_name": row["panoptic"], "segments_info": row["segments"]}
             coco["annotations"].append({"image_id": number} | annotation)
-        for name, picture in pictures.items():
-            with outputs.writing(folder / files_of[name]) as partial:
-                picture.save(partial, format="PNG")
-        rows.append({"file": result.file, **files_of, "classes": result.shares()})
     if coco["images"]:
         with outputs.writing(folder / PANOPTIC) as partial:
             partial.write_text(json.dumps(coco))
     numbers = {name: i for i, name in enumerate(segmenter.classes)}
     with outputs.writing(folder / TABLE) as partial:
-        partial.write_text(json.dumps({"classes": numbers, "images": rows}, indent=1))
-    return {"images": len(rows), "unreadable": bad, "classes": list(segmenter.classes)}
+        partial.write_text(json.dumps({"classes": numbers, "images": images}, indent=1))

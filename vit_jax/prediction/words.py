@@ -1,5 +1,6 @@
 """Maps of images by words: which of them each pixel is most like, by a model that was trained with images and texts."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -57,6 +58,7 @@ class WordSegmenter(Segmenter):
         maps.check_windows(self._windows, ())
         self.data, self.classes, self._run = data_of(run), tuple(words), run
         threshold = options.threshold if threshold is None else threshold
+        self._options = dataclasses.replace(options, threshold=threshold)
         self.black = threshold > by_words.ANY
         if self.black:
             self.classes = (_NONE, *self.classes)

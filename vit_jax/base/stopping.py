@@ -1,0 +1,99 @@
+"""Long work that a signal stops: what is done is kept, and the command says how to go on and ends with 42."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from vit_jax.base import logs
+from vit_jax.base.errors import UserError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE_SECONDS = 3.0  # for leaving the block after a signal
+
+
+class Interrupted(UserError):
+    """A signal stopped the command, and what it had done is kept. Start it again to continue."""
+
+    exit_code = 42
+
+
+@contextlib.contextmanager
+def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM raise `KeyboardInterrupt`, which leaves the block as `Interrupted`.
+
+    The work must be kept at any moment, since the process ends without more ado where a library swallows the
+    exception. Outside the main thread, which alone may handle signals, none is noticed; a signal that is ignored, as
+    by nohup, stays so.
+
+    Args:
+      how_to_go_on: the message of `Interrupted`; '' while nothing is done: `KeyboardInterrupt` then goes on its way.
+    """
+    told = threading.Event()
+
+    def end() -> None:
+        if not told.is_set():
+            told.set()
+            message = logs.printable(how_to_go_on() or "stopped")
+            print(f"{logs.end_status()}vit_jax: {message}", file=sys.stderr, flush=True)
+        os._exit(Interrupted.exit_code)
+
+    def stop(_, frame: FrameType | None) -> None:
+        for number in before:  # `timeout` and others send their signal twice.
+            signal.signal(number, signal.SIG_IGN)
+        if is_importing(frame):
+            end()
+        timer = threading.Timer(_PATIENCE_SECONDS, end)
+        timer.daemon = True
+        timer.start()
+        raise KeyboardInterrupt
+
+    before = _handle(stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        message = how_to_go_on()
+        if not message:
+            raise
+        told.set()
+        raise Interrupted(message) from None
+    finally:
+        _restore(before)
+
+
+@contextlib.contextmanager
+def delayed() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM wait until the block has ended, so that it is done as a whole."""
+    waiting = []
+    before = _handle(lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        _restore(before)
+    if waiting:
+        signal.raise_signal(waiting[0])
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether an import is under way, where extensions turn an exception into other errors."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _handle(handler: Callable) -> dict[int, object]:
+    """Sets the handler of signals that are not ignored; returns those before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+def _restore(before: dict[int, object]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)
