@@ -23,7 +23,7 @@ from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError
 
 TERMINATED = 128 + signal.SIGTERM
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what text begins with that spreadsheets compute
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # the beginnings of text that spreadsheets compute
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
@@ -152,7 +152,8 @@ def partial_path(path: epath.PathLike, *, swept: bool = False) -> epath.Path:
     """Where to write what gets the name `path` when it is whole.
 
     Args:
-      swept: the caller has called `remove_left_overs` of the folder, which is listed for each file otherwise.
+      swept: the caller has called `remove_left_overs` of the folder; if not, the folder is listed here, which takes
+        long for each of many files.
     """
     path = epath.Path(path)
     if not swept:
@@ -189,7 +190,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def remove_left_overs(folder: epath.PathLike, names: str = ".*") -> None:
-    """Removes what processes that are gone left in a local folder of files and folders they were writing.
+    """Removes the files and folders in a local folder that were being written by processes that are gone.
 
     Args:
       names: a regular expression of the names that these were to get; by default any.

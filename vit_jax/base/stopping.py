@@ -1,4 +1,4 @@
-"""Long work that a signal stops: what is done is kept, and the command says how to go on and ends with 42."""
+"""Long work that a signal stops: finished parts are kept, and the command says how to go on and ends with 42."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _PATIENCE_SECONDS = 3.0  # for leaving the block after a signal
 
 
 class Interrupted(UserError):
-    """A signal stopped the command, and what it had done is kept. Start it again to continue."""
+    """A signal stopped the command, whose finished work is kept. Start it again to continue."""
 
     exit_code = 42
 
@@ -42,7 +42,7 @@ def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
         os._exit(Interrupted.exit_code)
 
     def stop(_, frame: FrameType | None) -> None:
-        for number in before:  # `timeout` and others send their signal twice.
+        for number in before:  # Programs such as `timeout` send their signal twice.
             signal.signal(number, signal.SIG_IGN)
         if is_importing(frame):
             end()
@@ -87,7 +87,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def _handle(handler: Callable) -> dict[int, object]:
-    """Sets the handler of signals that are not ignored; returns those before."""
+    """Sets the handler of signals that are not ignored. Returns the earlier handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

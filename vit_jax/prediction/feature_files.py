@@ -114,7 +114,7 @@ def write_features(
                 "for the others"
             )
 
-        # What goes to a bucket is collected in a folder that is gone afterwards.
+        # Features for a bucket are collected in a temporary folder, and no later command finds them.
         stays = not places.in_bucket(target)
         with stopping.keeping(how_to_go_on) if stays else contextlib.nullcontext():
             remaining = store.remaining(files)
@@ -144,9 +144,10 @@ def _fill(
     compiled: Compiled,
     wanted: Wanted,
 ) -> None:
-    """Adds the features of images to those that are in the store."""
-    pulled, began = collections.deque(), time.monotonic()
-    logged_at, before = began, store.images
+    """Adds the features of images to a store."""
+    pulled = collections.deque()
+    before = store.images
+    began = logged_at = time.monotonic()
     if before:
         logging.info("the features of %d images are there", before)
 
@@ -164,13 +165,14 @@ def _fill(
         arrays = {"features": pooled} | _arrays(layers, wanted.maps)
         store.add([*map(logs.printable, names)], arrays, len(unread), described(marks))
         if time.monotonic() - logged_at >= _EVERY:
-            logged_at, new = time.monotonic(), store.images - before
+            logged_at = time.monotonic()
+            new = store.images - before
             logging.info("%d images, %.0f a second", store.images, new / (logged_at - began))
 
 
 @contextlib.contextmanager
 def _unfinished(target: epath.Path) -> Iterator[pathlib.Path]:
-    """The folder in which features are until their file is whole. One process at a time has it."""
+    """The folder of the features until their file is whole. One process at a time has it."""
     if places.in_bucket(target):
         with tempfile.TemporaryDirectory() as folder:
             yield pathlib.Path(folder)
@@ -235,7 +237,8 @@ def _entry(archive: zipfile.ZipFile, name: str, descr: str, shape: tuple) -> Ite
 
 def _write_parquet(store: FeatureStore, path: pathlib.Path) -> None:
     """A row group for each batch; what has several dimensions is flattened, row by row of the image."""
-    arrow, names = _import_pyarrow(), store.names()
+    arrow = _import_pyarrow()
+    names = store.names()
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(store.open_array(name)) for name in store.arrays}
         writer = None

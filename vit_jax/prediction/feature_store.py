@@ -19,7 +19,8 @@ from vit_jax.prediction.images import Named
 from vit_jax.prediction.json_lines import JsonLines, content_mark, described
 
 Arrays = dict[str, np.ndarray | list[np.ndarray]]  # a list where images have several shapes
-_PROGRESS, _NAMES = "progress.jsonl", "names"
+_PROGRESS = "progress.jsonl"
+_NAMES = "names"
 _BLOCK = 1 << 20  # bytes read at a time
 
 

@@ -153,7 +153,8 @@ def compute_features(
       compiled: from `compile_features`.
       rows: of the arrays that the devices see; by default as many as images in the first batch.
     """
-    weights, size = registry.split(run.model)[1], rows
+    weights = registry.split(run.model)[1]
+    size = rows
     under_way = collections.deque()
     for decoded in read_ahead(files, compiled.read, batch_size):
         size = size or len(decoded)

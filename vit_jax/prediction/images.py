@@ -336,14 +336,12 @@ def _matched(source: str) -> list[str]:
 
 def _below(folder: str) -> list[str]:
     """The images of a folder and those below it, read as training does."""
-    tree, unused = tree_at(epath.Path(folder)), Unused()
+    tree = tree_at(epath.Path(folder))
+    unused = Unused()
     names = [name for name in tree.files_below("") if unused.is_image(os.path.basename(name))]
     unused.report(folder)
-    if tree.links_back:
-        count, first = len(tree.links_back), min(tree.links_back)
-        logging.info(
-            "%d links lead back to folders above them, and are not followed: %s", count, first
-        )
+    if links := tree.links_back:
+        logging.info("%d links lead back to folders above them: %s", len(links), min(links))
     return [os.path.join(folder, name) for name in names]
 
 

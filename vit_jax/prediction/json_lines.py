@@ -37,7 +37,8 @@ class JsonLines:
         Raises:
           ConfigError: the file is of other work, or no such file.
         """
-        self._path, self._in_bucket = path, places.in_bucket(path)
+        self._path = path
+        self._in_bucket = places.in_bucket(path)
         self.exists = places.exists(path)
         content = path.read_bytes() if self.exists else b""
         whole = content[: content.rfind(b"\n") + 1]  # the last line may have been cut off
@@ -49,9 +50,11 @@ class JsonLines:
         made_by = json.loads(json.dumps(made_by))
         if others := [name for name in made_by if before.get(name) != made_by[name]]:
             raise ConfigError(f"{path} is of work with other {', '.join(others)}: {cure}")
-        self.rows, self._content = rows[1:], whole
+        self.rows = rows[1:]
+        self._content = whole
         self._header = b"" if rows else _line({"made_by": made_by})
-        self._file, self._uploaded = None, time.monotonic()
+        self._file = -1
+        self._uploaded = time.monotonic()
 
     def __enter__(self) -> "JsonLines":
         if self._in_bucket:

@@ -32,7 +32,10 @@ from vit_jax.prediction import output_names
 from vit_jax.prediction.images import Named
 from vit_jax.prediction.json_lines import JsonLines, content_mark, described
 
-TABLE, PANOPTIC, LOG = _LISTS = "maps.json", "panoptic.json", "maps.jsonl"
+TABLE = "maps.json"
+PANOPTIC = "panoptic.json"
+LOG = "maps.jsonl"
+_LISTS = (TABLE, PANOPTIC, LOG)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,88 +224,128 @@ def write_maps(
       Locked: another process writes there.
       Interrupted: SIGINT or SIGTERM came.
     """
+    folder = places.locate(out, "--out")
     files = list({file.name: file for file in files}.values())
-    endings = [".png", "_overlay.png", *(["_panoptic.png"] if segmenter.things else [])]
-    folder, named = places.locate(out, "--out"), f"--out={out}"
     output_names.check_folder(files, folder)
     folder = outputs.make_folder(out, "--out")
     busy = "another process writes maps to {folder} ({holder}): wait until it has ended"
     with lock.Lock(folder, name=".maps.lock", patience=0.0, busy=busy):
-        log = JsonLines(folder / LOG, segmenter.made_by(), f"{named}: name another folder")
-        known = {row["file"]: row["stem"] for row in log.rows}
-        rows = {row["file"]: row for row in log.rows}
-        stems = output_names.name_outputs(files, endings, known=known, reserved=_LISTS)
-        is_there = output_names.existing(folder)
-        if not log.exists:
+        work = _MapWork(segmenter, files, folder)
+        with work.log, stopping.keeping(work.how_to_go_on):
+            work.run(batch_size)
+    return work.result()
+
+
+class _MapWork:
+    """The maps of some images in a folder: those that are there, and those that are to be written.
+
+    Attributes:
+      log: the file OUT/maps.jsonl. An image has a row when its files are named, and another one when they are written.
+    """
+
+    def __init__(self, segmenter: Segmenter, files: Sequence[Named], folder: epath.Path):
+        """Names all files, before any of them is written.
+
+        Raises:
+          ConfigError: see `write_maps`.
+        """
+        self._segmenter = segmenter
+        self._files = files
+        self._folder = folder
+        self._endings = [".png", "_overlay.png"]
+        if segmenter.things:
+            self._endings.append("_panoptic.png")
+        flag = f"--out={folder}"
+        self.log = JsonLines(folder / LOG, segmenter.made_by(), f"{flag}: name another folder")
+        self._rows = {row["file"]: row for row in self.log.rows}  # the last row of each image
+        known = {name: row["stem"] for name, row in self._rows.items()}
+        self._stems = output_names.name_outputs(files, self._endings, known=known, reserved=_LISTS)
+        self._is_there = output_names.existing(folder)
+        if not self.log.exists:
             for name in _LISTS:
-                output_names.check_not_there(os.path.join(folder, name), named, is_there)
-        output_names.check_outputs(files, stems, endings, folder, known=known)
+                output_names.check_not_there(os.path.join(folder, name), flag, self._is_there)
+        output_names.check_outputs(files, self._stems, self._endings, folder, known=known)
+        # The marks are made before the images are read: an image that changes later is computed by the next run.
+        self._marks = {file.name: content_mark(file) for file in files}
+        self._new = [file for file in files if file.name not in known]
+        self._remaining = [file for file in files if not self._is_done(file)]
+        self._left = len(self._remaining)
 
-        marks = {file.name: content_mark(file) for file in files}  # before they are read
+    def run(self, batch_size: int) -> None:
+        """Writes the maps that are missing, and the lists of all."""
+        done = len(self._files) - self._left
+        if done:
+            logging.info("%d of %d images have their maps", done, len(self._files))
+        self._make_folders()
+        claims = ({"file": file.name, "stem": self._stems[file.name]} for file in self._new)
+        self.log.add(claims, now=True)
+        results = segment(self._segmenter, self._remaining, batch_size=batch_size)
+        for file, result in zip(self._remaining, results, strict=True):
+            row = {"file": file.name, "stem": self._stems[file.name]}
+            if isinstance(result, BadImage):
+                logging.error("%s", result)
+            else:
+                row["content"] = self._marks[file.name]
+                row |= _write_pictures(result, self._folder, row["stem"])
+            self.log.add([row])
+            self._rows[file.name] = row
+            self._left -= 1
+        names = [file.name for file in self._files]
+        earlier = [name for name in self._rows if name not in self._marks]
+        rows = [self._rows[name] for name in (*names, *earlier)]
+        written = [row for row in rows if "mask" in row]
+        _write_lists(written, self._segmenter, self._folder)
 
-        def is_done(file: Named) -> bool:
-            row = rows.get(file.name, {})
-            whole = all(is_there(os.path.join(folder, stems[file.name] + x)) for x in endings)
-            return whole and row.get("content") == marks[file.name]
+    def how_to_go_on(self) -> str:
+        """The message after a signal."""
+        done = len(self._files) - self._left
+        return (
+            f"stopped; {done} of {len(self._files)} images have their maps in {self._folder}: start the same command "
+            "again for the others"
+        )
 
-        remaining = [file for file in files if not is_done(file)]
-        if len(remaining) < len(files):
-            logging.info("%d of %d images have their maps", len(files) - len(remaining), len(files))
-        left = len(remaining)
+    def result(self) -> dict[str, Any]:
+        """What `write_maps` returns."""
+        good = sum("mask" in self._rows[file.name] for file in self._files)
+        unreadable = len(self._files) - good
+        return {
+            "images": good,
+            "unreadable": unreadable,
+            "classes": list(self._segmenter.classes),
+        }
 
-        def how_to_go_on() -> str:
-            return (
-                f"stopped; {len(files) - left} of {len(files)} images have their maps in {folder}: start the same "
-                "command again for the others"
-            )
+    def _is_done(self, file: Named) -> bool:
+        """Whether all files of an image are there, and it has not changed since."""
+        row = self._rows.get(file.name, {})
+        if row.get("content") != self._marks[file.name]:
+            return False
+        stem = os.path.join(self._folder, self._stems[file.name])
+        return all(self._is_there(stem + ending) for ending in self._endings)
 
-        _make_folders(folder, {os.path.dirname(stem) for stem in stems.values()})
-        with log, stopping.keeping(how_to_go_on):
-            log.add(
-                ({"file": x.name, "stem": stems[x.name]} for x in files if x.name not in known),
-                now=True,
-            )
-            results = segment(segmenter, remaining, batch_size=batch_size)
-            for file, result in zip(remaining, results, strict=True):
-                row = {"file": file.name, "stem": stems[file.name]}
-                if isinstance(result, BadImage):
-                    logging.error("%s", result)
-                else:
-                    row |= {"content": marks[file.name], **_write_pictures(result, folder, row)}
-                log.add([row])
-                rows[file.name] = row
-                left -= 1
-            order = {name: rows[name] for name in (*(file.name for file in files), *rows)}
-            done = [row for row in order.values() if "mask" in row]
-            _write_lists(done, segmenter, folder)
-    good = sum("mask" in rows[file.name] for file in files)
-    classes = list(segmenter.classes)
-    return {"images": good, "unreadable": len(files) - good, "classes": classes}
+    def _make_folders(self) -> None:
+        """Makes the folders of outputs, and removes the files there that killed processes left half written."""
+        if places.in_bucket(self._folder):
+            return
+        for part in sorted({os.path.dirname(stem) for stem in self._stems.values()}):
+            folder = self._folder / part
+            folder.mkdir(parents=True, exist_ok=True)
+            outputs.remove_left_overs(folder)
 
 
-def _make_folders(folder: epath.Path, parts: set[str]) -> None:
-    """Makes the folders of outputs, and removes what killed processes left half written there."""
-    if places.in_bucket(folder):
-        return
-    for part in sorted(parts):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-        outputs.remove_left_overs(folder / part)
-
-
-def _write_pictures(result: Segmented, folder: epath.Path, row: dict[str, Any]) -> dict[str, Any]:
-    """Writes the files of an image. Returns what the lists say about it."""
-    stem = row["stem"]
+def _write_pictures(result: Segmented, folder: epath.Path, stem: str) -> dict[str, Any]:
+    """Writes the files of an image. Returns the part of its row that the lists are made of."""
     files = {"mask": f"{stem}.png", "overlay": f"{stem}_overlay.png"}
-    pictures, found = {"mask": result.mask(), "overlay": result.overlay()}, {}
+    pictures = {"mask": result.mask(), "overlay": result.overlay()}
+    row = {"classes": result.shares()}
     if result.segments is not None:
         files["panoptic"] = f"{stem}_panoptic.png"
         colors, infos = segments.colored(result.segments)
         pictures["panoptic"] = Image.fromarray(colors)
-        found = {"size": result.labels.shape, "segments": infos}
+        row |= {"size": result.labels.shape, "segments": infos}
     for name, picture in pictures.items():
         with outputs.writing(folder / files[name], swept=True) as partial:
             picture.save(partial, format="PNG")
-    return files | {"classes": result.shares()} | found
+    return files | row
 
 
 def _write_lists(rows: Sequence[dict[str, Any]], segmenter: Segmenter, folder: epath.Path) -> None:
@@ -314,8 +357,8 @@ def _write_lists(rows: Sequence[dict[str, Any]], segmenter: Segmenter, folder: e
         name = logs.printable(row["file"])
         images.append({"file": name} | {key: row[key] for key in public if key in row})
         if "segments" in row:
-            number, (height, width) = len(coco["images"]) + 1, row["size"]
-            size = {"height": height, "width": width}
+            number = len(coco["images"]) + 1
+            size = dict(zip(("height", "width"), row["size"], strict=True))
             coco["images"].append({"id": number, "file_name": name} | size)
             annotation = {"file_name": row["panoptic"], "segments_info": row["segments"]}
             coco["annotations"].append({"image_id": number} | annotation)

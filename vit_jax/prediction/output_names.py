@@ -42,7 +42,8 @@ def name_outputs(
     wanted = {name: _beside(_stem(file), taken) for name, file in files.items()}
     for stem in (*known.values(), *wanted.values()):
         taken.update(map(_key, _parents(stem)))
-    stems, numbers = dict(known), collections.Counter()
+    stems = dict(known)
+    numbers = collections.Counter()
     for name, stem in wanted.items():
         free = stem
         while True:
@@ -144,15 +145,17 @@ def existing(folder: epath.Path) -> Callable[[str], bool]:
 
 def _folders_of_images(files: Iterable[Named], real: _Real) -> dict[str, str]:
     """The real paths of folders that were asked about, and of those in them that have images, by the former's names."""
-    walked, found = set(), {}
+    walked = set()
+    found = {}
     for file in files:
         if file.folder is None:
             continue
-        place, top = os.path.dirname(file.name), file.folder.rstrip("/") or "/"
+        place = os.path.dirname(file.name)
+        top = file.folder.rstrip("/")
         while place not in walked:
             walked.add(place)
             found.setdefault(real(place), file.folder)
-            if place.rstrip("/") == top.rstrip("/") or not place:
+            if place.rstrip("/") == top or not place:
                 break
             place = os.path.dirname(place)
     return found
