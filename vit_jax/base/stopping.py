@@ -30,24 +30,22 @@ def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
     by nohup, stays so.
 
     Args:
-      how_to_go_on: the message of `Interrupted`; '' while nothing is done: `KeyboardInterrupt` then goes on its way.
+      how_to_go_on: the message of `Interrupted`.
     """
-    told = threading.Event()
 
     def end() -> None:
-        if not told.is_set():
-            told.set()
-            message = logs.printable(how_to_go_on() or "stopped")
-            print(f"{logs.end_status()}vit_jax: {message}", file=sys.stderr, flush=True)
+        message = logs.printable(how_to_go_on())
+        print(f"{logs.end_status()}vit_jax: {message}", file=sys.stderr, flush=True)
         os._exit(Interrupted.exit_code)
+
+    timer = threading.Timer(_PATIENCE_SECONDS, end)
+    timer.daemon = True
 
     def stop(_, frame: FrameType | None) -> None:
         for number in before:  # Programs such as `timeout` send their signal twice.
             signal.signal(number, signal.SIG_IGN)
         if is_importing(frame):
             end()
-        timer = threading.Timer(_PATIENCE_SECONDS, end)
-        timer.daemon = True
         timer.start()
         raise KeyboardInterrupt
 
@@ -55,12 +53,9 @@ def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        message = how_to_go_on()
-        if not message:
-            raise
-        told.set()
-        raise Interrupted(message) from None
+        raise Interrupted(how_to_go_on()) from None
     finally:
+        timer.cancel()
         _restore(before)
 
 
