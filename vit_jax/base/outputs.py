@@ -144,12 +144,13 @@ def as_cell(value: Any) -> Any:
     """A cell of a CSV file that no spreadsheet runs as a formula: text that begins like one gets an apostrophe before
     it. Numbers such as '-1' and a sign alone are none.
     """
-    formula = isinstance(value, str) and value.startswith(FORMULAS) and len(value) > 1
-    return f"'{value}" if formula and not _NUMBER.fullmatch(value) else value
+    if not isinstance(value, str) or len(value) == 1 or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}" if value.startswith(FORMULAS) else value
 
 
 def partial_path(path: epath.PathLike, *, swept: bool = False) -> epath.Path:
-    """Where to write what gets the name `path` when it is whole.
+    """The path to write a file or folder at that is called `path` when it is whole.
 
     Args:
       swept: the caller has called `remove_left_overs` of the folder; if not, the folder is listed here, which takes

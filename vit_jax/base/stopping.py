@@ -1,4 +1,4 @@
-"""Long work that a signal stops: finished parts are kept, and the command says how to go on and ends with 42."""
+"""Long work that a signal stops: finished parts are kept, and the command says how to continue and ends with 42."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ class Interrupted(UserError):
 
 
 @contextlib.contextmanager
-def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
+def keeping(how_to_continue: Callable[[], str]) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM raise `KeyboardInterrupt`, which leaves the block as `Interrupted`.
 
     The work must be kept at any moment, since the process ends without more ado where a library swallows the
@@ -30,11 +30,11 @@ def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
     by nohup, stays so.
 
     Args:
-      how_to_go_on: the message of `Interrupted`.
+      how_to_continue: the message of `Interrupted`.
     """
 
     def end() -> None:
-        message = logs.printable(how_to_go_on())
+        message = logs.printable(how_to_continue())
         print(f"{logs.end_status()}vit_jax: {message}", file=sys.stderr, flush=True)
         os._exit(Interrupted.exit_code)
 
@@ -53,7 +53,7 @@ def keeping(how_to_go_on: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(how_to_go_on()) from None
+        raise Interrupted(how_to_continue()) from None
     finally:
         timer.cancel()
         _restore(before)
@@ -85,8 +85,8 @@ def _handle(handler: Callable) -> dict[int, object]:
     """Sets the handler of signals that are not ignored. Returns the earlier handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heard}
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 def _restore(before: dict[int, object]) -> None:

@@ -23,7 +23,7 @@ def predict() -> None:
     are set; --config.data.image_size and --config.model.patch resize the model. An IMAGE is a file, a folder, of
     which all images are taken, a pattern in quotes, or -: standard input, which is an image or the names of images,
     one per line. Each is printed as soon as it is classified. One that cannot be read is named, the others are still
-    predicted, and the exit code is 1. After SIGTERM or Ctrl-C what is done stays, and the code is 42. With --features
+    predicted, and the exit code is 1. After SIGTERM or Ctrl-C finished work stays, and the code is 42. With --features
     nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11 adds
     the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays and
     maps.json to the folder --out; one of images and texts does so of --words. With --budget or --threshold images
@@ -101,7 +101,8 @@ def predict() -> None:
         raise flags.Error("pass --native_tokens without --engine, --budget and --threshold")
     picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
     files = find_images(images)
-    form = next((name for name in ("json", "jsonl", "csv") if FLAGS[name].value), "text")
+    forms = [name for name in ("json", "jsonl", "csv") if FLAGS[name].value]
+    form = forms[0] if forms else "text"
     run = _load(settings)
     predict_files(
         run,

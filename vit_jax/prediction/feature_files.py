@@ -34,7 +34,7 @@ from vit_jax.prediction.features import (
     compute_features,
 )
 from vit_jax.prediction.images import Compiled, Named
-from vit_jax.prediction.json_lines import content_mark, described
+from vit_jax.prediction.json_lines import checksum_of, content_mark
 
 _EVERY = 10.0  # seconds between two lines on how far it is
 _BLOCK = 1 << 20  # bytes copied at a time
@@ -67,8 +67,8 @@ def write_features(
     """Writes the features of images and their names, in the order in which they are found.
 
     The memory it takes hardly grows with the number of images. The file appears when it is whole. Until then the
-    features are in the folder FILE.unfinished beside it, where the same command finds them if it is started again; what
-    goes to a bucket begins anew.
+    features are in the folder FILE.unfinished beside it, where the same command finds them if it is started again. For
+    a bucket such a command starts from the beginning.
 
     Args:
       run: from `loading.load_run`.
@@ -103,12 +103,12 @@ def write_features(
         _import_pyarrow()
     made_by = {
         "weights": fingerprints.digest(registry.split(run.model)[1]),
-        "settings": described(wanted, compiled.data, compiled.native),
+        "settings": checksum_of(wanted, compiled.data, compiled.native),
     }
     with _unfinished(target) as folder:
         store = FeatureStore(folder, made_by)
 
-        def how_to_go_on() -> str:
+        def how_to_continue() -> str:
             return (
                 f"stopped; the features of {store.images} images are kept in {folder}: start the same command again "
                 "for the others"
@@ -116,7 +116,7 @@ def write_features(
 
         # Features for a bucket are collected in a temporary folder, and no later command finds them.
         stays = not places.in_bucket(target)
-        with stopping.keeping(how_to_go_on) if stays else contextlib.nullcontext():
+        with stopping.keeping(how_to_continue) if stays else contextlib.nullcontext():
             remaining = store.remaining(files)
             with store:
                 _fill(store, run, remaining, batch_size, compiled, wanted)
@@ -161,9 +161,11 @@ def _fill(
     for names, (pooled, layers), unread in batches:
         for error in unread:
             logging.error("%s", error)
-        marks = [pulled.popleft() for _ in range(len(names) + len(unread))]
+        count = len(names) + len(unread)
+        marks = [pulled.popleft() for _ in range(count)]
         arrays = {"features": pooled} | _arrays(layers, wanted.maps)
-        store.add([*map(logs.printable, names)], arrays, len(unread), described(marks))
+        printable = [logs.printable(name) for name in names]
+        store.add(printable, arrays, len(unread), checksum_of(marks))
         if time.monotonic() - logged_at >= _EVERY:
             logged_at = time.monotonic()
             new = store.images - before

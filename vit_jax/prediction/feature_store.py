@@ -16,7 +16,7 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.prediction.images import Named
-from vit_jax.prediction.json_lines import JsonLines, content_mark, described
+from vit_jax.prediction.json_lines import JsonLines, checksum_of, content_mark
 
 Arrays = dict[str, np.ndarray | list[np.ndarray]]  # a list where images have several shapes
 _PROGRESS = "progress.jsonl"
@@ -28,8 +28,8 @@ class FeatureStore:
     """Arrays and names of images, batch by batch: `with store:` to add some.
 
     Attributes:
-      batches: a row for each batch: a mark of its `files`, the numbers of `images` and of those `unreadable`, where its
-        files have their `ends`, its `arrays`, and the `shapes` of images in those where there are several.
+      batches: a row for each batch: a mark of its `files`, how many `images` could be read, how many were `unreadable`,
+        the `ends` of the stored files, the `arrays`, and the `shapes` of images in arrays with several shapes.
       arrays: by name the type and the shape of an image's numbers; of several shapes the last axis.
     """
 
@@ -37,13 +37,13 @@ class FeatureStore:
         """Reads what is there; nothing is written.
 
         Args:
-          made_by: what features depend on; those in the folder have to be of the same.
+          made_by: the weights and settings of the model; the features in the folder must have the same.
 
         Raises:
           ConfigError: they are not.
         """
         self._folder = folder
-        self._cure = f"remove {folder} to begin anew, or name another file"
+        self._cure = f"remove {folder} to start from the beginning, or name another file"
         self._lines = JsonLines(epath.Path(folder / _PROGRESS), made_by, self._cure)
         self._files: dict[str, BinaryIO] = {}
         self._stack = contextlib.ExitStack()
@@ -64,8 +64,8 @@ class FeatureStore:
         return sum(row["unreadable"] for row in self.batches)
 
     def remaining(self, files: Iterable[Named]) -> Iterator[Named]:
-        """The images that come after those in the store; what is there of images that have changed, and of those after
-        them, is dropped.
+        """The images that come after the stored ones. If a stored image has changed, its batch and all later ones are
+        dropped.
 
         Raises:
           ConfigError: the first ones have changed already.
@@ -171,4 +171,4 @@ class FeatureStore:
 
 def marked(files: Iterable[Named]) -> str:
     """A text that differs for other images, and where one was changed since."""
-    return described([(file.name, content_mark(file)) for file in files])
+    return checksum_of([(file.name, content_mark(file)) for file in files])

@@ -238,7 +238,7 @@ def find_images(sources: Sequence[str]) -> Iterator[Named]:
       ConfigError: a folder has no images, a pattern finds nothing, or a source is neither local nor in
         a bucket; raised at once.
     """
-    sources = [_as_path(found) for source in sources for found in _matched(_known(source))]
+    sources = [_as_path(path) for source in sources for path in _matched(_known(source))]
     folders = {source: _below(source) for source in sources if _is_folder(source)}
     for folder, names in folders.items():
         if not names:

@@ -116,7 +116,7 @@ def content_mark(file: Named) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def described(*values: object) -> str:
+def checksum_of(*values: object) -> str:
     """A short text that differs where values do, such as sections of a config."""
     return f"{zlib.crc32(repr(values).encode()):08x}"
 

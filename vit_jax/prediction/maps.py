@@ -30,7 +30,7 @@ from vit_jax.models import registry
 from vit_jax.pictures import masks
 from vit_jax.prediction import output_names
 from vit_jax.prediction.images import Named
-from vit_jax.prediction.json_lines import JsonLines, content_mark, described
+from vit_jax.prediction.json_lines import JsonLines, checksum_of, content_mark
 
 TABLE = "maps.json"
 PANOPTIC = "panoptic.json"
@@ -133,7 +133,7 @@ class Segmenter:
     def made_by(self) -> dict[str, Any]:
         """What maps depend on, for those that are continued: they have to be of the same."""
         weights = [fingerprints.digest(part) for part in self.weights]
-        settings = described(self.data, self._windows, self._options, self.black)
+        settings = checksum_of(self.data, self._windows, self._options, self.black)
         return {"weights": weights, "classes": list(self.classes), "settings": settings}
 
     def count_windows(self, size: tuple[int, int]) -> int:
@@ -231,7 +231,7 @@ def write_maps(
     busy = "another process writes maps to {folder} ({holder}): wait until it has ended"
     with lock.Lock(folder, name=".maps.lock", patience=0.0, busy=busy):
         work = _MapWork(segmenter, files, folder)
-        with work.log, stopping.keeping(work.how_to_go_on):
+        with work.log, stopping.keeping(work.how_to_continue):
             work.run(batch_size)
     return work.result()
 
@@ -296,7 +296,7 @@ class _MapWork:
         written = [row for row in rows if "mask" in row]
         _write_lists(written, self._segmenter, self._folder)
 
-    def how_to_go_on(self) -> str:
+    def how_to_continue(self) -> str:
         """The message after a signal."""
         done = len(self._files) - self._left
         return (

@@ -146,7 +146,7 @@ def existing(folder: epath.Path) -> Callable[[str], bool]:
 def _folders_of_images(files: Iterable[Named], real: _Real) -> dict[str, str]:
     """The real paths of folders that were asked about, and of those in them that have images, by the former's names."""
     walked = set()
-    found = {}
+    folders = {}
     for file in files:
         if file.folder is None:
             continue
@@ -154,11 +154,11 @@ def _folders_of_images(files: Iterable[Named], real: _Real) -> dict[str, str]:
         top = file.folder.rstrip("/")
         while place not in walked:
             walked.add(place)
-            found.setdefault(real(place), file.folder)
+            folders.setdefault(real(place), file.folder)
             if place.rstrip("/") == top or not place:
                 break
             place = os.path.dirname(place)
-    return found
+    return folders
 
 
 def _real(place: str) -> str:

@@ -37,7 +37,7 @@ from vit_jax.prediction.images import (
 
 _PICTURED = 400  # images on one sheet
 _STOPPED = (
-    "stopped; what is printed is whole: to go on, pass the names of the images that it does not have, as files or by "
+    "stopped; what is printed is whole: to continue, pass the names of the images that are not in it, as files or by "
     "standard input"
 )
 
