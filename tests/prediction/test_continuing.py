@@ -121,6 +121,10 @@ def test_maps_of_another_model_and_files_that_are_not_ours_are_kept(segmenter, p
         write_maps(other, find_images([str(photos)]), out, batch_size=2)
     older = tmp_path / "older"
     older.mkdir()
+    (older / "maps.jsonl").write_text("of mine")
+    with pytest.raises(ConfigError, match="maps.jsonl was not written by this command"):
+        write_maps(other, find_images([str(photos)]), older, batch_size=2)
+    (older / "maps.jsonl").unlink()
     (older / "maps.json").write_text("{}")
     with pytest.raises(ConfigError, match="no earlier run of this command lists it"):
         write_maps(other, find_images([str(photos)]), older, batch_size=2)
@@ -183,6 +187,11 @@ def test_features_of_images_that_have_changed_meanwhile_are_computed_again(
 
 def test_when_no_image_can_be_read_nothing_stays(tmp_path):
     (tmp_path / "x.png").write_bytes(b"")
+    (tmp_path / "g.npz.unfinished").mkdir()
+    (tmp_path / "g.npz.unfinished/mine").touch()
+    with pytest.raises(ConfigError, match="has other files: move them"):
+        write_features(make_run("linear"), [], epath.Path(tmp_path / "g.npz"), batch_size=2)
+    shutil.rmtree(tmp_path / "g.npz.unfinished")
     with pytest.raises(UserError, match="none of the 1 images"):
         files = [Named(str(tmp_path / "x.png"))]
         write_features(make_run("linear"), files, epath.Path(tmp_path / "f.npz"), batch_size=2)

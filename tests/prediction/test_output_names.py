@@ -9,7 +9,12 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.prediction.images import Named, find_images
-from vit_jax.prediction.output_names import check_folder, check_outputs, name_outputs
+from vit_jax.prediction.output_names import (
+    check_folder,
+    check_outputs,
+    name_outputs,
+    never_writing_over,
+)
 
 ENDINGS = (".png", "_overlay.png", "_panoptic.png")
 LISTS = ("maps.json", "panoptic.json", "maps.jsonl")
@@ -171,6 +176,17 @@ def test_random_trees_with_links_are_named_or_refused_and_nothing_of_theirs_is_t
         assert not written & {os.path.realpath(name) for name in made}
         assert not any(name.startswith(os.path.realpath(root) + os.sep) for name in written)
     assert 10 < refused < 50
+
+
+def test_a_sheet_of_images_is_none_of_them(tree):
+    tree("photos/x.png", "photos/y.png")
+    os.symlink("photos", "link")
+    assert (
+        len(list(never_writing_over(find_images(["photos"]), epath.Path("z.png"), "--picture")))
+        == 2
+    )
+    with pytest.raises(ConfigError, match="--picture=link/y.png is one of the images"):
+        list(never_writing_over(find_images(["photos"]), epath.Path("link/y.png"), "--picture"))
 
 
 def test_images_behind_links_are_found_and_loops_end(tree):

@@ -90,6 +90,7 @@ def predict() -> None:
 
     from vit_jax.base import outputs
     from vit_jax.prediction.images import find_images
+    from vit_jax.prediction.output_names import never_writing_over
     from vit_jax.prediction.predict import predict_files
 
     thresholds = cli.thresholds()
@@ -101,6 +102,9 @@ def predict() -> None:
         raise flags.Error("pass --native_tokens without --engine, --budget and --threshold")
     picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
     files = find_images(images)
+    if picture:
+        files = never_writing_over(files, picture, "--picture")
+        files = files if "-" in images else list(files)  # so that it is refused at once
     forms = [name for name in ("json", "jsonl", "csv") if FLAGS[name].value]
     form = forms[0] if forms else "text"
     run = _load(settings)

@@ -25,7 +25,7 @@ from vit_jax.checkpoints import fingerprints
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.models import registry
 from vit_jax.models.layer_features import LayerFeatures
-from vit_jax.prediction.feature_store import FeatureStore
+from vit_jax.prediction.feature_store import FeatureStore, is_store
 from vit_jax.prediction.features import (
     NativeLayer,
     Wanted,
@@ -180,6 +180,10 @@ def _unfinished(target: epath.Path) -> Iterator[pathlib.Path]:
             yield pathlib.Path(folder)
         return
     folder = target.parent / f"{target.name}.unfinished"
+    if folder.exists() and not is_store(folder):
+        raise ConfigError(
+            f"{folder} is needed until {target.name} is whole, and has other files: move them, or name another file"
+        )
     outputs.make_folder(folder, "--out")
     busy = "another process writes features to {folder} ({holder}): wait until it has ended"
     with lock.Lock(folder, patience=0.0, busy=busy):

@@ -169,6 +169,12 @@ class FeatureStore:
         self.arrays = dict(self.batches[-1]["arrays"]) if self.batches else {}
 
 
+def is_store(folder: epath.Path) -> bool:
+    """Whether a folder is a store, or has nothing but hidden files."""
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    return not names or _PROGRESS in names
+
+
 def marked(files: Iterable[Named]) -> str:
     """A text that differs for other images, and where one was changed since."""
     return checksum_of([(file.name, content_mark(file)) for file in files])

@@ -1,5 +1,5 @@
-"""What long work has done so far, in a file of JSON objects, one a line, to which each is added as it is done. A
-process that is killed loses at most the last line, and the next one continues.
+"""The progress of long work in a file of JSON objects, one a line. Each is added as soon as its part of the work is
+done: a process that is killed loses at most the last line, and the next one continues.
 """
 
 import json
@@ -16,14 +16,15 @@ from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.prediction.images import Named
 
+_FIRST = b'{"made_by": '  # the beginning of every such file
 _EVERY = 60.0  # seconds between two uploads: objects cannot be appended to
 
 
 class JsonLines:
-    """The file of one kind of work: in its first line what the work depends on, in all others what was done.
+    """The file of one kind of work. Its first line has the settings of the work, each further one a finished part.
 
     Attributes:
-      rows: what earlier processes did, in their order.
+      rows: the parts that earlier processes finished, in their order.
       exists: whether the file is there.
     """
 
@@ -31,8 +32,8 @@ class JsonLines:
         """Reads the file, if it is there; nothing is written.
 
         Args:
-          made_by: what the work depends on; the file has to be of the same.
-          cure: what to do otherwise, for messages.
+          made_by: the settings of the work; the file must have the same.
+          cure: the end of messages, which says what to do otherwise.
 
         Raises:
           ConfigError: the file is of other work, or no such file.
@@ -42,6 +43,8 @@ class JsonLines:
         self.exists = places.exists(path)
         content = path.read_bytes() if self.exists else b""
         whole = content[: content.rfind(b"\n") + 1]  # the last line may have been cut off
+        if not content.startswith(_FIRST[: len(content)]):
+            raise ConfigError(f"{path} was not written by this command: {cure}")
         try:
             rows = [json.loads(line) for line in whole.splitlines()]
             before = dict(rows[0]["made_by"]) if rows else made_by

@@ -127,6 +127,20 @@ def _check_outside(place: str, named: str, sources: Mapping[str, str], real: _Re
         )
 
 
+def never_writing_over(files: Iterable[Named], output: epath.Path, flag: str) -> Iterator[Named]:
+    """The images, as they come.
+
+    Raises:
+      ConfigError: one of them is the file that a flag names for an output.
+    """
+    real = functools.cache(_real)
+    place = _real_file(str(output), real)
+    for file in files:
+        if file.content is None and _real_file(file.name, real) == place:
+            raise ConfigError(f"{flag}={output} is one of the images: name another file")
+        yield file
+
+
 def check_not_there(path: str, named: str, is_there: Callable[[str], bool]) -> None:
     """Raises `ConfigError` for a file that is there, where one is to be written for the first time."""
     if is_there(path):
