@@ -17,7 +17,7 @@ from etils import epath
 from PIL import Image
 
 from tests.serving.test_maps import make_run
-from vit_jax.base import stopping
+from vit_jax.base import places, stopping
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.prediction import maps, predict
 from vit_jax.prediction.feature_files import write_features
@@ -278,3 +278,22 @@ def test_maps_that_are_killed_at_ten_moments_are_those_of_an_unbroken_run(tmp_pa
     assert start("cut").wait() == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     shutil.rmtree(tmp_path)
+
+
+def test_maps_and_photos_in_a_bucket_are_continued_by_name(
+    segmenter, photos, s3_bucket, tmp_path, monkeypatch
+):
+    for path in photos.rglob("*.png"):
+        place = epath.Path(f"{s3_bucket}/photos/{path.relative_to(photos)}")
+        place.write_bytes(path.read_bytes())
+    sources, out = [f"{s3_bucket}/photos"], f"{s3_bucket}/maps"
+    with monkeypatch.context() as patched:
+        stop_after(3, patched, maps, "_write_pictures")
+        with pytest.raises(stopping.Interrupted, match="2 of 8 images"):
+            write_maps(segmenter, find_images(sources), out, batch_size=2)
+    result = write_maps(segmenter, find_images(sources), out, batch_size=2)
+    assert (result["images"], result["unreadable"]) == (7, 1)
+    listed = json.loads(places.read_bytes(f"{out}/maps.json"))["images"]
+    assert [row["mask"] for row in listed][:2] == ["a/0.png", "a/1.png"] and len(listed) == 7
+    with pytest.raises(ConfigError, match="or lies in it"):
+        write_maps(segmenter, find_images(sources), f"{s3_bucket}/photos/maps", batch_size=2)

@@ -41,7 +41,7 @@ class JsonLines:
         self._path = path
         self._in_bucket = places.in_bucket(path)
         self.exists = places.exists(path)
-        content = path.read_bytes() if self.exists else b""
+        content = places.read_bytes(path) if self.exists else b""
         whole = content[: content.rfind(b"\n") + 1]  # the last line may have been cut off
         if not content.startswith(_FIRST[: len(content)]):
             raise ConfigError(f"{path} was not written by this command: {cure}")
