@@ -23,6 +23,7 @@ from vit_jax.models import registry
 from vit_jax.objectives.networks import OWN
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, model_config_of, resolve
+from vit_jax.training.upkeep import announce
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
@@ -241,6 +242,7 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
     wide = ("mlp/up/kernel", "conv2/kernel", "conv3/kernel", "layers/expand/kernel")
     kernel = max((x for name, x in leaves if name.endswith(wide)), key=lambda x: x.size)
     parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
+    assert announce.unreached_options(assembly, state.params) == []
     assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
 
 

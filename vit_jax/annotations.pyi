@@ -364,6 +364,8 @@ class ObjectiveSection(_Fields):
     'added to them at the beginning (default: -10.0)'
     terms: _Tuple
     "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'})) (default: ())"
+    rest: bool | None
+    "whether a late term's own parameters rest until its start, without decay, and their optimizer counts from there; runs of earlier versions keep False (default: True)"
     view: int | None
     'beside a term of several views: which of config.data.views the other terms see; that term sees the rest (default: 0)'
     head: Literal['eomt', 'linear', 'multilevel'] | None
@@ -591,7 +593,7 @@ class OptimSection(_Fields):
     b2: float
     'adamw, nadamw, schedule_free, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap (default: 0.999)'
     eps: float
-    'adamw, nadamw, schedule_free, lamb: added to the root of the second moment; rmsprop: to the moment itself (default: 1e-08)'
+    'adamw, nadamw, schedule_free, lamb, and those of matrices but muon: added to the root of the second moment; rmsprop: to the moment itself (default: 1e-08)'
     matrices: _Tuple
     'patterns of the parameters that are matrices; not given: kernels, but not embeddings and heads (default: ())'
     others: Literal['adamw', 'nadamw']
@@ -736,7 +738,7 @@ class HostsSection(_Fields):
 class SpikeSection(_Fields):
     '`config.spike`.'
     factor: float
-    'a loss this many times its running mean counts as a bad step; 0: off (default: 0.0)'
+    'a loss this many times the running mean of its absolute value counts as a bad step; 0: off (default: 0.0)'
     memory: int
     'length of the running mean in steps; as many steps at the beginning are never spikes (default: 100)'
 

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import evaluation
-from vit_jax.base import sizes
+from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.base.sizes import Size
@@ -25,7 +25,14 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.interchange import file_header, formats, loading, pushing, saved_objectives
+from vit_jax.interchange import (
+    file_header,
+    formats,
+    loading,
+    pushing,
+    saved_objectives,
+    tensors_by_name,
+)
 from vit_jax.interchange.listing import list_models  # noqa: F401  its earlier place
 from vit_jax.interchange.loading import create_model  # noqa: F401
 from vit_jax.models import registry
@@ -291,7 +298,7 @@ class Run(TrainedModel):
           **data: how images are prepared, where that should differ: mean, std, eval_crop, eval_resize, interpolation.
 
         Raises:
-          CheckpointError: the format cannot express the model; nothing is written.
+          CheckpointError: the format cannot express the model, or weights are not finite; nothing is written.
         """
         formats.module(format)
         formats.write_checkpoint(self._checkpoint(data), path, format)
@@ -330,6 +337,8 @@ class Run(TrainedModel):
         if checkpoint.model_config.image_size != self.model_config.image_size:
             checkpoint = saved_objectives.with_found(checkpoint)
         weights = jax.device_get(registry.split(self.model)[1])
+        for name, array in patterns.named(patterns.union(*weights)).items():
+            tensors_by_name.check_finite(f"{self.source}: {name}", np.asarray(array))
         if stated := file_header.preprocessing_in(self.config.data):
             checkpoint = dataclasses.replace(checkpoint, preprocessing=stated)
         checkpoint = dataclasses.replace(

@@ -170,7 +170,9 @@ class Spike:
     """When a loss is so high that its step counts as bad, as if it were not finite."""
 
     factor: float = option(
-        0.0, "a loss this many times its running mean counts as a bad step; 0: off", minimum=0
+        0.0,
+        "a loss this many times the running mean of its absolute value counts as a bad step; 0: off",
+        minimum=0,
     )
     memory: int = option(
         100,

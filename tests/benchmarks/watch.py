@@ -16,6 +16,7 @@ import tarfile
 from etils import epath
 
 from vit_jax.base.settings import with_fields
+from vit_jax.checkpoints.evaluations import evaluations
 from vit_jax.config import default_config
 from vit_jax.training.loop import train
 from vit_jax.training.upkeep import curves
@@ -76,7 +77,7 @@ def one(config, workdir: pathlib.Path) -> dict:
     try:
         result = train(config, workdir)
     except BelowReference:
-        last = max(curves.evaluations(epath.Path(workdir)))
+        last = max(evaluations(epath.Path(workdir)))
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
         entry = next(
             e for e in map(json.loads, lines) if e["step"] == last and "eval/accuracy" in e

@@ -73,6 +73,16 @@ def test_a_line_is_completed_by_what_can_stand_there(command, line, words):
     assert found == words or found == [f"{line.split()[-1].partition('=')[0]}={w}" for w in words]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["convert", "evaluate", "exits", "export", "inspect", "predict", "push", "serve", "show"],
+)
+def test_every_command_that_takes_a_checkpoint_takes_what_its_file_does_not_say(command, name):
+    _, out, _ = command("completion", f"--line=vit_jax {name} --")
+    offered = {line.partition("\t")[0] for line in out.splitlines()}
+    assert {"--model=", "--classes=", "--ignore="} <= offered
+
+
 def test_every_command_is_completed_without_jax():
     done = subprocess.run([sys.executable, "-c", ALL], capture_output=True, text=True, check=True)
     found = {

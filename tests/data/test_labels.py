@@ -204,6 +204,16 @@ def test_probabilities_in_a_list_are_refused(tmp_path):
         sources.open_train(written(tmp_path / "a.csv", ["[0.2, 0.8]", "[1, 0]"]))
 
 
+def test_numbers_with_fractions_are_classes_only_if_they_are_named(tmp_path):
+    config = write_csv(tmp_path / "a.csv", ["0.7", "1.25", "0.7"])
+    with pytest.raises(
+        ConfigError, match="line 2: the labels 0.7, 1.25 are numbers with fractions"
+    ):
+        sources.open_train(config)
+    (tmp_path / "classes.txt").write_text("1.25\n0.7\n")
+    assert sources.open_train(config).labels.tolist() == [1, 0, 1]
+
+
 def test_labels_whose_accents_are_stored_in_two_ways_are_one_class(tmp_path):
     composed, decomposed = "c\u00e1scara", "ca\u0301scara"
     config = written(tmp_path / "a.csv", [composed, decomposed, "moss"], "label")

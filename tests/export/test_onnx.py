@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.repeats import slow_unless
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import make_forward
@@ -51,6 +52,11 @@ def check(function, weights, size: int, path, batch=None) -> None:
 @pytest.mark.parametrize("batch", [None, 2])
 def test_a_vit_is_translated_for_any_and_for_a_fixed_batch(tmp_path, batch):
     check(*network("ViT-mu/16", 32), 32, tmp_path / "m.onnx", batch)
+
+
+@pytest.mark.parametrize("pool", slow_unless(["gem"], ["gem", "map", "mean"]))
+def test_every_pooling_is_translated(tmp_path, pool):
+    check(*network("ViT-mu/16", 32, pool=pool), 32, tmp_path / "m.onnx")
 
 
 @pytest.mark.slow

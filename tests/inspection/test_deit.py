@@ -47,7 +47,7 @@ def test_deit_is_inspected_as_from_the_weights_that_timm_computes(shared_data):
     config = observe.for_inspection(model.config)
     arrays = jax.device_get(registry.split(model)[1])
     how = (registry.abstract(config)[0], arrays, config, data)
-    ours = observe.observe(*how, images, batch_size=2, shown=2)
+    ours = observe.observe(*how, [images], shown=2)
     (stream,) = ours.streams.values()
 
     def compare(ours, wanted):

@@ -58,9 +58,8 @@ def look(config, count=5, batch_size=2, shown=3):
     shape = (count, *config.height_width, 3)
     images = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     definition = registry.abstract(config)[0]
-    found = observe.observe(
-        definition, weights, config, data, images, batch_size=batch_size, shown=shown
-    )
+    batches = (images[i : i + batch_size] for i in range(0, count, batch_size))
+    found = observe.observe(definition, weights, config, data, batches, shown=shown)
     details = observe.details(definition, weights, config, data, images[:shown])
     forward = observe.make_forward(definition, config, data, capture=True)
     captured = jax.device_get(jax.jit(forward)(weights, images).intermediates)
@@ -146,6 +145,10 @@ def test_the_page_needs_no_network_and_names_the_images_that_cannot_be_read(tmp_
         assert Image.open(io.BytesIO(base64.b64decode(name))).width > 100
     numbers = np.load(tmp_path / "report" / "numbers.npz")
     assert numbers["Attention distance/attention/distance"].shape == (2, 5, 2)
+    read = [name.rsplit("/")[-1] for name in numbers["images"]]
+    assert read == ["0.png", "1.png", "2.png", "moving.gif", "wide.png"]
+    assert [name.rsplit("/")[-1] for name in numbers["unreadable"]] == ["cut.png", "empty.png"]
+    assert numbers["logits"].shape == (5, 5) and list(numbers["classes"]) == list("01234")
     assert (tmp_path / "report" / "attention_overlays.png").exists()
 
 

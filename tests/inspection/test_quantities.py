@@ -11,10 +11,10 @@ from vit_jax.inspection import (
     attention,
     collapse,
     distance,
-    exits,
     features,
     filters,
     health,
+    leaving,
     maps,
     mixing,
     positions,
@@ -235,7 +235,22 @@ def test_patches_of_a_hybrid_are_as_many_pixels_wide_as_its_maps_are_coarse():
 
 def test_images_leave_at_the_first_exit_that_is_sure_enough():
     confidences = np.array([[0.9, 0.5, 0.1], [0.2, 0.8, 0.3], [0.4, 0.4, 0.4]])
-    np.testing.assert_array_equal(exits.leaves_at(confidences, (0.9, 0.8)), [0, 1, 2])
+    np.testing.assert_array_equal(leaving.leaves_at(confidences, (0.9, 0.8)), [0, 1, 2])
+
+
+def test_of_images_that_leave_only_the_surest_are_held():
+    def judge(images):
+        sure = images[:, 0, 0, 0] / 100
+        return np.stack([sure, np.ones(len(images))]), np.zeros((2, len(images)), int)
+
+    images = np.arange(100, dtype=np.uint8).reshape(-1, 1, 1, 1).repeat(3, -1)
+    found = leaving.Leaving(judge, (0.5,))
+    for start in range(0, 100, 7):
+        found.add(images[start : start + 7])
+    assert found.confidences.shape == found.best.shape == (2, 100)
+    assert [number for number, _ in found.surest(0)] == list(range(99, 91, -1))
+    assert [number for number, _ in found.surest(1)] == list(range(8))
+    assert all(image[0, 0, 0] == number for number, image in found.surest(0))
 
 
 def subject_of(distance, renormalised, entropy, mean_read=None):
@@ -246,7 +261,15 @@ def subject_of(distance, renormalised, entropy, mean_read=None):
     )
     observed = Observed({"attention": stream}, {}, {}, None, None)
     return InspectionContext(
-        None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, InspectOptions()
+        None,
+        None,
+        np.zeros((3, 8, 8, 3)),
+        ["a", "b", "c"],
+        observed,
+        None,
+        None,
+        None,
+        InspectOptions(),
     )
 
 

@@ -21,9 +21,12 @@ import pytest
 import vit_jax
 from tests.integration.conftest import write_image
 from vit_jax.base import schema
+from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class, default_config
+from vit_jax.interchange import formats
 from vit_jax.prediction import images, predict
+from vit_jax.prediction.overrides import load_for_images
 from vit_jax.training.assembly import resolve
 from vit_jax.training.upkeep import health
 
@@ -79,6 +82,12 @@ def test_evaluate_computes_the_model_as_it_is_told(command, trained):
     code, out, _ = command("evaluate", f"--checkpoint={trained[0]}", *how, "--json")
     evaluated = json.loads(out.splitlines()[-1])
     assert code == 0 and evaluated["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
+
+
+def test_images_may_have_a_height_and_a_width_in_every_command(trained):
+    for size in ("32x64", "(32, 64)"):
+        run = load_for_images(trained[0], [("data.image_size", size)], "inspect")
+        assert run.model_config.image_size == run.config.data.image_size == (32, 64)
 
 
 def test_a_format_that_computes_otherwise_says_how_to_accept_it(command, trained, tmp_path):
@@ -326,3 +335,27 @@ def test_a_run_that_ends_badly_names_a_checkpoint_only_if_there_is_one(steps, se
     config = schema.typed(config_class(), default_config())
     with pytest.raises(health.NonFiniteError, match=sentence):
         health.check_health(bad, params, config, lambda: steps)
+
+
+def test_weights_that_are_no_numbers_are_named_and_neither_saved_nor_answered_with(
+    command, trained, tmp_path
+):
+    write_image(tmp_path / "x.png")
+    run = vit_jax.load_run(trained[0])
+    checkpoint = run._checkpoint({})
+    checkpoint.params["head"]["kernel"] = np.full_like(checkpoint.params["head"]["kernel"], np.nan)
+    formats.write_checkpoint(checkpoint, tmp_path / "diverged", "orbax")
+    for arguments in (
+        ("predict", str(tmp_path / "x.png"), "--json"),
+        ("export", "--to=onnx", f"--out={tmp_path}/x.onnx"),
+    ):
+        code, out, err = command(*arguments, f"--checkpoint={tmp_path}/diverged")
+        assert code == 1 and "head/kernel are not finite" in err and "NaN" not in out
+    run.model.head.kernel[...] = jnp.full_like(run.model.head.kernel[...], jnp.nan)
+    for save in (
+        lambda: run.save(tmp_path / "saved"),
+        lambda: run.push("me/x", dry_run=True),
+    ):
+        with pytest.raises(CheckpointError, match="head/kernel: .* numbers are not finite"):
+            save()
+    assert not (tmp_path / "saved").exists()

@@ -107,18 +107,20 @@ def test_weights_in_fewer_bits_are_smaller_and_compared(command, trained, tmp_pa
         Image.fromarray(pixels).save(tmp_path / "images" / name / "a.png")
     suffix = {"onnx": "onnx", "stablehlo": "zip"}[to]
     sizes, found = {}, {}
+    (tmp_path / "images" / "torn.png").write_bytes(b"no image")
     for kind in ("float32", weights):
         out = tmp_path / f"{kind}.{suffix}"
         code, said, err = command(
             "export", f"--checkpoint={trained}", f"--to={to}", f"--out={out}", f"--weights={kind}",
             f"--images={tmp_path / 'images'}", "--json",
         )  # fmt: skip
-        assert code == 0, err
+        assert code == 1 and "1 of 4 images cannot be read" in err
         sizes[kind], found[kind] = out.stat().st_size, json.loads(said)["compared"]
     assert sizes[weights] < sizes["float32"] * {"bfloat16": 0.85, "int8": 0.75}[weights]
     assert found["float32"]["largest_difference"] < 1e-6
     assert 1e-6 < found[weights]["largest_difference"] < 0.05
-    assert found[weights]["images"] == 3 and found[weights]["labelled"] == 2
+    assert found[weights]["images"] == 3 and found[weights]["unreadable"] == 1
+    assert found[weights]["labelled"] == 2
     assert found[weights]["accuracy"] == found["float32"]["accuracy_of_the_file"]
 
 

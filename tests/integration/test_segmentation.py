@@ -114,6 +114,8 @@ def test_an_exported_model_gives_scores_of_pixels(
     compared = description["compared"]
     assert compared["images"] == 2 and compared["same_best_class"] > 0.99
     assert compared["largest_difference"] < 1e-4 and "labelled" not in compared
+    of_outputs = {name for name in compared if name.startswith("largest_difference_of_")}
+    assert len(of_outputs) == (3 if recipe == "panoptic" else 0)
     images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
     if to == "onnx":
         session = onnxruntime.InferenceSession(out)

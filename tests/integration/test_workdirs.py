@@ -256,14 +256,29 @@ def test_the_best_is_that_of_the_result_where_the_last_evaluation_is_the_best(
     assert reading.find_checkpoint(tmp_path / "run" / "best").name == "8"
     for name in ("run/best", "run/last", "run@8"):
         assert formats.read_checkpoint(tmp_path / name).run.folder.name == "8"
-    _, out, _ = command("show", str(tmp_path / "run" / "best"), "--json")
-    assert json.loads(out)["step"] == 8
+    for name in ("run", "run/best"):
+        _, out, _ = command("show", str(tmp_path / name), "--json")
+        assert json.loads(out)["step"] == json.loads(out)["best"]["step"] == 8
     with pytest.raises(reading.CheckpointError, match="no checkpoint of step 4 .*its steps are: 8"):
         formats.read_checkpoint(tmp_path / "run@4")
     # A later checkpoint says itself which was the best before it.
     (tmp_path / "run" / "best.json").write_text('{"step": 4}')
     with pytest.raises(reading.CheckpointError, match="no checkpoint of step 4"):
         reading.find_checkpoint(tmp_path / "run" / "best")
+
+
+def test_a_run_that_is_made_longer_compares_with_what_was_its_last_evaluation(
+    tiny_config, tmp_path
+):
+    options = {"eval__every": "4 steps", "eval__best": "loss", "checkpoint__best": True}
+    first = vit_jax.train(tiny_config(duration="8 steps", **options), tmp_path)["best"]
+    assert first["step"] == 8
+    options |= {"checkpoint__on_config_change": "allow", "checkpoint__keep": 1}
+    worse = tiny_config(duration="12 steps", optim__lr=1.0, **options)
+    result = vit_jax.train(worse, tmp_path)
+    assert result["loss"] > first["value"] and result["best"] == first | {"since": 1}
+    assert reading.find_checkpoint(tmp_path / "best").name == "8"
+    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [8, 12]
 
 
 def test_an_evaluation_that_is_due_where_a_stop_comes_is_made_first_by_the_next_start(

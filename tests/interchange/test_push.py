@@ -4,6 +4,7 @@ load of them.
 
 import json
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -203,3 +204,32 @@ def _axial(tmp_path):
     checkpoint = formats.LoadedCheckpoint(config, parameters(config))
     formats.write_checkpoint(checkpoint, tmp_path / "axial", "orbax")
     return tmp_path / "axial"
+
+
+def test_the_card_of_any_checkpoint_has_the_evaluation_of_that_checkpoint(workdir, tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    shutil.copytree(workdir / "checkpoints" / "4", run / "checkpoints" / "4")
+    (run / "result.json").write_text('{"step": 8, "accuracy": 0.875}')
+    lines = [{"step": 4, "eval/accuracy": 0.125}, {"step": 4, "loss": 3.5}]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "| accuracy | 0.125 |" in card_of(run / "checkpoints" / "4")
+    (run / "metrics.jsonl").unlink()
+    assert "## Evaluation" not in card_of(run)
+    (run / "best.json").write_text('{"step": 4, "metric": "accuracy", "value": 0.25}')
+    assert "| accuracy | 0.25 |" in card_of(run)
+    # What was copied out of its run stands beside another's figures.
+    shutil.copytree(run / "checkpoints" / "4", tmp_path / "out" / "my_model")
+    (tmp_path / "result.json").write_text('{"step": 4, "accuracy": 0.5}')
+    assert "## Evaluation" not in card_of(tmp_path / "out" / "my_model")
+
+
+def card_of(path) -> str:
+    return vit_jax.load_run(path).push("me/model", dry_run=True)["card"]
+
+
+def test_a_card_has_few_rows_for_many_classes():
+    metrics = {"mean_iou": 0.5, **{f"iou/{n}": n / 100 for n in range(30)}, "pq": 0.25}
+    assert list(model_card._rows(metrics)) == [
+        "| mean_iou | 0.5 |", "| iou of 30 classes | 0 to 0.29 |", "| pq | 0.25 |",
+    ]  # fmt: skip

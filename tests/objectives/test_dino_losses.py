@@ -1,5 +1,7 @@
 """DINO's, iBOT's and KoLeo's losses against the official code's answers, and NumPy in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,14 @@ from vit_jax.objectives.dino import losses
 
 TEMPERATURE = 0.1
 sinkhorn = jax.jit(losses.sinkhorn, static_argnames="iterations")
-centred, moved_centre = jax.jit(losses.centred), jax.jit(losses.moved_centre)
+centred = jax.jit(losses.centred)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def moved_centre(centre, logits, momentum, weights=None):
+    """The centre after a step of one part."""
+    sums = jax.tree.map(lambda x: x[None], losses.sum_of_logits(logits, weights))
+    return losses.moved_centre(centre, sums, momentum)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +92,14 @@ def test_rows_that_only_fill_an_array_change_nothing(official):
     assert not found[len(rows) :].any()
     moved = moved_centre(jnp.zeros(48), filled, 0.9, present.astype(jnp.float32))
     np.testing.assert_allclose(moved, answers["ibot_center_used_1"][0, 0], atol=1e-6)
+
+
+def test_parts_of_a_batch_move_the_centre_once_each_by_its_rows():
+    logits = np.random.default_rng(0).normal(size=(3, 8, 48)).astype(np.float32)
+    present = np.arange(8) < np.array([[1], [8], [3]])
+    sums = jax.vmap(losses.sum_of_logits)(logits, present.astype(np.float32))
+    moved = losses.moved_centre(jnp.ones(48), sums, 0.9)
+    np.testing.assert_allclose(moved, 0.9 + 0.1 * logits[present].mean(0), rtol=1e-5)
 
 
 def test_centre_follows_the_batches_and_is_used_from_the_next_step_on(official):

@@ -65,13 +65,20 @@ def test_teachers_are_dropped_as_unic_drops_them(random):
     assert abs(found - expected) < 1e-6
 
 
-def test_moments_are_those_from_before_the_batch(random):
+def observed(standard: Moments | PhiS, batch: np.ndarray, parts: int) -> dict:
+    """What the parts of a batch say of its statistics, as a step stacks it."""
+    each = [standard.observe(jnp.asarray(part, jnp.float32)) for part in np.split(batch, parts)]
+    return jax.tree.map(lambda *x: jnp.stack(x), *each)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_moments_are_those_from_before_the_batch(random, parts):
     moments, mean, std = Moments(5), np.zeros(5), np.ones(5)
     for weight in (1.0, 0.25):
         batch = 3 + 2 * random.normal(size=(4, 6, 5))
         standard = (batch - mean) / (std + 1e-6)
         np.testing.assert_allclose(moments(jnp.asarray(batch)), standard, rtol=1e-5, atol=1e-5)
-        moments.update(jnp.asarray(batch), jnp.float32(weight))
+        moments.update(observed(moments, batch, parts), jnp.float32(weight))
         flat = batch.reshape(-1, 5)
         mean = (1 - weight) * mean + weight * flat.mean(0)
         std = (1 - weight) * std + weight * flat.std(0, ddof=1)
@@ -86,12 +93,13 @@ def test_hadamard_matrices_are_orthogonal_and_have_one_magnitude(size):
     np.testing.assert_allclose(np.abs(matrix), size**-0.5, rtol=1e-6)
 
 
-def test_phi_s_gives_every_channel_one_variance_and_can_be_undone(random):
+@pytest.mark.parametrize("parts", [1, 4])
+def test_phi_s_gives_every_channel_one_variance_and_can_be_undone(random, parts):
     mixing = random.normal(size=(12, 12)) * np.geomspace(0.1, 10, 12)
     batches = [random.normal(size=(8, 9, 12)) @ mixing + 50 for _ in range(4)]
     standard = PhiS(12, batches=3)
     for batch in batches:
-        standard.update(jnp.asarray(batch, jnp.float32), jnp.float32(0))
+        standard.update(observed(standard, batch, parts), jnp.float32(0))
     seen = np.concatenate(batches[:3]).reshape(-1, 12)  # the fourth came too late
     covariance = np.cov(seen.T, bias=True)
     result = np.asarray(standard(jnp.asarray(seen, jnp.float32)), np.float64)

@@ -273,7 +273,7 @@ def test_dino_is_a_term_of_views(made):
     average = lambda student, own: Learner(student, own, None, jnp.int32(0))  # noqa: E731
     given = student, context, None, views | {"tokens": batch["tokens"]}
     metrics = traced_metrics(whole, own, given, average)
-    assert {"image_text_loss", "dino_dino_loss", "dino_ibot_loss", "dino_collapsed_steps"} <= {
+    assert {"image_text_loss", "dino_dino_loss", "dino_ibot_loss", "dino_teacher_entropy"} <= {
         *metrics
     }
     with pytest.raises(ConfigError, match="set gram_weight to 0"):

@@ -50,32 +50,15 @@ def main() -> None:
 
 
 def _judge(family: str, names: list[str], folder: pathlib.Path) -> None:
-    strictest = comparison.LEVEL / (2 * len(names))
-    print(f"{family}: {2 * len(names)} tests, Holm at {comparison.LEVEL:.0%}")
-    for difference, differs in rows.judge(names, folder):
-        row = rows.ROWS[difference.row]
-        scale, digits = (100, 2) if row.percent else (1, 4)
-        smallest = comparison.smallest_seen(difference.seeds, strictest) * difference.scatter
-        ours, theirs, apart, error, seen = (
-            f"{scale * x:.{digits}f}"
-            for x in (
-                difference.ours,
-                difference.theirs,
-                difference.ours - difference.theirs,
-                difference.error,
-                smallest,
-            )
-        )
-        verdict = "DIFFERS" if differs else "no difference found"
-        print(
-            f"  {difference.row:16} {difference.number:5} {ours} - {theirs} = {apart}, error {error}, "
-            f"p = {difference.p_value:.3f}, {difference.seeds} seeds, sees {seen}: {verdict}"
-        )
-    for name in names:
+    print(f"{family}: {2 * len(names)} tests, corrected by Holm at {comparison.LEVEL:.0%}\n")
+    print("\n".join(rows.table(names, folder)))
+    print("\ndifferences of each tenth in standard errors, which judge nothing:")
+    for name in filter(lambda name: rows.is_complete(name, folder), names):
         curves = rows.stored(name, folder)
-        for quantity in curves.get("ours", ()):
+        for quantity in curves["ours"]:
             both = (curves[engine][quantity] for engine in rows.ENGINES)
-            print(f"  {name:16} {quantity}, tenths in errors: {comparison.describe_tenths(*both)}")
+            print(f"  {name:16} {quantity:9} {comparison.describe_tenths(*both)}")
+    print()
 
 
 def _compare_draws(row: rows.Row, seed: int) -> None:

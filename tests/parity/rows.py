@@ -134,16 +134,56 @@ def stored(name: str, folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def judge(family: Sequence[str], folder: pathlib.Path) -> list[tuple[comparison.Difference, bool]]:
+def is_complete(name: str, folder: pathlib.Path, seeds: int = SEEDS) -> bool:
+    """Whether both engines have run a row with all seeds of the rule."""
+    engines = [line["engine"] for line in _lines(folder / f"{name}.jsonl")]
+    return all(engines.count(engine) == seeds for engine in ENGINES)
+
+
+def judge(
+    family: Sequence[str], folder: pathlib.Path, seeds: int = SEEDS
+) -> list[tuple[comparison.Difference, bool]]:
     """The two numbers of each row of a family that has been run, and whether the rule calls them different."""
     found = []
     for name in family:
-        curves = stored(name, folder)
-        if curves:
+        if is_complete(name, folder, seeds):
+            curves = stored(name, folder)
             both = (curves[engine][ROWS[name].judge] for engine in ENGINES)
             found += comparison.differences(name, *both)
     verdicts = comparison.rejected([x.p_value for x in found], tests=2 * len(family))
     return list(zip(found, verdicts, strict=True))
+
+
+def table(family: Sequence[str], folder: pathlib.Path) -> list[str]:
+    """The rows of a family as lines of Markdown: the verdict, both numbers, and the smallest difference at the end that
+    is found with probability `comparison.POWER` at the strictest step of the correction.
+    """
+    judged = {}
+    for difference, differs in judge(family, folder):
+        judged.setdefault(difference.row, []).append((difference, differs))
+    lines = [
+        "| row | by the rule | at the end | over the whole curve | finds |",
+        "|---|---|---|---|---|",
+    ]
+    for name in family:
+        if name not in judged:
+            lines.append(f"| `{name}` | not rerun | | | |")
+            continue
+        (end, end_differs), (area, area_differs) = judged[name]
+        verdict = "**differs**" if end_differs or area_differs else "no difference was found"
+        level = comparison.LEVEL / (2 * len(family))
+        smallest = comparison.smallest_seen(end.seeds, level) * end.scatter
+        scale, digits = (100, 2) if ROWS[name].percent else (1, 4)
+        numbers = " | ".join(_in_words(number, scale, digits) for number in (end, area))
+        lines.append(f"| `{name}` | {verdict} | {numbers} | {scale * smallest:.{digits}f} |")
+    return lines
+
+
+def _in_words(difference: comparison.Difference, scale: int, digits: int) -> str:
+    ours, theirs = (f"{scale * x:.{digits}f}" for x in (difference.ours, difference.theirs))
+    apart = f"{scale * (difference.ours - difference.theirs):+.{digits}f}"
+    error = f"{scale * difference.error:.{digits}f}"
+    return f"{ours} − {theirs} = {apart} (error {error}, p {difference.p_value:.2f})"
 
 
 def versions() -> str:

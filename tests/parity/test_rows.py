@@ -29,6 +29,6 @@ def test_what_is_drawn_for_a_batch_is_what_timm_draws(shared_data):
 @pytest.mark.slow
 def test_runs_of_the_plain_recipe_end_where_those_of_flax_and_optax_end(shared_data, tmp_path):
     run("run", "plain", "--first_seed=0", "--seeds=5", f"--folder={tmp_path}")
-    judged = rows.judge(["plain"], tmp_path)
+    judged = rows.judge(["plain"], tmp_path, seeds=5)
     assert [difference.number for difference, _ in judged] == ["end", "area"]
     assert not any(differs for _, differs in judged), judged

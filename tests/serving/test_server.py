@@ -4,6 +4,8 @@ import asyncio
 import base64
 import concurrent.futures
 import io
+import json
+import logging
 import re
 import socket
 import struct
@@ -242,3 +244,56 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server, serving, 
         ConfigError, match=f"port {port} .Address already in use.: set another --host or --port"
     ):
         asyncio.run(Server(network, Limits(), {}).start("127.0.0.1", port))
+
+
+NO_HTTP = {
+    "noise": bytes(range(256)) + b"\r\n\r\n",
+    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64) + b"\r\n\r\n",
+    "version": b"GET / HTTP/9.7\r\n\r\n",
+    "http2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "header": b"GET / HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n",
+    "length": b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: many\r\n\r\n",
+    "long": b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "expect": b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: wonders\r\n\r\n",
+    "chunk": b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", NO_HTTP.values(), ids=NO_HTTP)
+def test_what_is_no_http_gets_a_sentence_and_a_line_and_is_counted(serving, network, caplog, sent):
+    server = serving(network)
+    caplog.set_level(logging.INFO)
+    with socket.create_connection(server.place.split(":"), timeout=PATIENCE) as client:
+        client.sendall(sent)
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    assert 400 <= status < 500 and b"application/json" in head and json.loads(body)["error"]
+    assert b"aiohttp" not in answer and b"Server: vit_jax" in head
+    lines = [record for record in caplog.records if "request" in record.getMessage()]
+    assert len(lines) == 1 and not lines[0].exc_info and "\n" not in lines[0].getMessage()
+    counted = re.findall(
+        r'vit_jax_requests_total\{.*status="4\d\d"\} (\S+)', server.ask("/metrics")[1]
+    )
+    assert counted == ["1.0"]
+    assert server.ask("/healthz") == (200, {"status": "ok"})
+
+
+def test_answers_that_are_no_numbers_are_500_and_counted(serving, network, monkeypatch):
+    server = serving(network)
+    nothing = np.full((1, len(CLASSES)), np.nan, np.float32)
+    monkeypatch.setattr(network, "classify", lambda images: nothing)
+    status, answer = server.ask("/predict", encoded())
+    assert status == 500 and answer["error"].startswith("what the model answers is not finite")
+    assert 'path="/predict",status="500"} 1.0' in server.ask("/metrics")[1]
+
+
+def test_a_server_that_drains_takes_requests_and_tells_its_probe(serving, network):
+    server = serving(network)
+    server.stopped = server._do(server.server.stop(drain=1.0))
+    until(lambda: server.server._stopping)
+    assert server.ask("/healthz") == (503, {"error": "the server stops"})
+    assert server.ask("/predict", encoded())[0] == 200
+    server.stopped.result(PATIENCE)
+    with pytest.raises(ConnectionRefusedError):
+        server.ask("/healthz")

@@ -151,6 +151,50 @@ def test_a_dry_run_in_the_workdir_of_another_run_is_refused_and_weights_that_do_
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "field", "array"),
+    [
+        ({"optim__ema": 0.0}, "", ""),
+        ({"optim__lr": 0.5}, "", ""),
+        ({"optim__name": "sgd"}, "config.optim.name", "opt_state/"),
+        ({"optim__name": "lion"}, "config.optim.name", "opt_state/"),
+        ({"optim__moment_dtype": "bfloat16"}, "config.optim.moment_dtype", "opt_state/"),
+        ({"optim__freeze": ("position",)}, "config.optim.freeze", "opt_state/"),
+        ({"model__mlp_dim": 24}, "config.model.mlp_dim", "params/encoder/"),
+        ({"model__qkv_bias": False}, "config.model.qkv_bias", "params/encoder/"),
+        ({"objective__name": "masked_patches"}, "config.objective.name", "params/"),
+        ({"lora__lora_rank": 2, "init_from": "WORKDIR"}, "config.lora.lora_rank", "params/adapters/"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_change_for_which_a_checkpoint_lacks_something_is_refused_by_its_field(
+    trained, caplog, changes, field, array
+):
+    workdir, _ = trained
+    changes = {name: str(workdir) if x == "WORKDIR" else x for name, x in changes.items()}
+    config = tiny(duration="4 steps", checkpoint__on_config_change="allow", **changes)
+    if not field:
+        dry_run(config, workdir)
+        assert "continuing" in caplog.text
+        return
+    with pytest.raises(ConfigError, match=f"cannot continue with .*{field}: ") as refused:
+        dry_run(config, workdir)
+    assert array in str(refused.value)
+    assert "damaged" not in str(refused.value)
+    assert "continuing" not in caplog.text
+
+
+def test_an_average_that_a_checkpoint_lacks_and_a_shorter_run_are_refused(tmp_path, caplog):
+    short = {"duration": "2 steps", "optim__ema": 0.0}
+    vit_jax.train(tiny(**short), tmp_path)
+    allowed = short | {"checkpoint__on_config_change": "allow"}
+    averaged = tiny(**allowed | {"optim__ema": 0.9})
+    check_both_refuse(averaged, tmp_path, "cannot continue with config.optim.ema: 0.0 -> 0.9: ")
+    shorter = tiny(**allowed | {"duration": "1 steps"})
+    check_both_refuse(shorter, tmp_path, "config.duration = '1 steps' ends at step 1")
+    assert "continuing" not in caplog.text
+
+
 def test_a_run_that_was_begun_goes_on_with_settings_that_a_new_one_may_not_have(trained):
     workdir, first = trained
     again = vit_jax.train(tiny(duration="4 steps", hosts__step_minutes=0.0), workdir)

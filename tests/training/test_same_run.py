@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.base import durations, schema
 from vit_jax.base.durations import normal
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import saving
 from vit_jax.data.sources import fingerprint
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training import normal_forms
@@ -254,6 +256,25 @@ def test_durations_inside_a_field_have_one_form_too(tmp_path):
     assert form(with_terms("40 steps")) != form(with_terms("41 steps"))
     assert form(({"start": "50 %"}, "B/16")) == form(({"start": "50%"}, "B/16"))
     assert form(("224", "1 example of a name")) == ["224", "1 example of a name"]
+
+
+@pytest.mark.parametrize("saved, expected", [("unsaid", False), (None, None), (False, False)])
+def test_late_terms_of_a_sum_rest_if_they_do_in_the_run_that_was_begun(tmp_path, saved, expected):
+    recipe = load_config("digits")
+    recipe.objective = load_config("sum:smoke").objective
+    recipe.objective.update(dict(name="sum", tokenizer="", terms=("supervised",)))
+    new = resolve(recipe, tmp_path)
+    assert new.objective.rest is None
+    before = described(recipe)
+    before["config"]["objective"]["rest"] = saved
+    if saved == "unsaid":
+        del before["config"]["objective"]["rest"]
+    checkpoints = saving.Checkpoints(tmp_path, new.checkpoint)
+    checkpoints.save_now(4, {"step": jnp.int32(4)}, before)
+    checkpoints.close()
+    now = resolve(recipe, tmp_path)
+    assert now.objective.rest == expected
+    assert changed_fields(before, described(recipe) | {"config": dataclasses.asdict(now)}) == []
 
 
 def test_a_changed_batch_size_is_never_advised_to_be_allowed(tmp_path, caplog):

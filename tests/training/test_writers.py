@@ -54,21 +54,37 @@ def test_tensorboard_files_hold_what_was_written(tmp_path):
 
 
 def test_tensorboard_forgets_what_a_killed_process_wrote_after_its_last_checkpoint(tmp_path):
-    from tensorboardX.proto.event_pb2 import SessionLog
-
     for after, losses in ((0, {10: 4.0, 20: 3.0, 30: 2.9}), (20, {30: 2.0})):
         writer = TensorBoardWriter(tmp_path, after)
         for step, loss in losses.items():
             writer.write_scalars(step, {"loss": loss})
         writer.close()
-    files = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    starts = [
+    assert starts_in(tmp_path) == [1, 21]
+
+
+def test_tensorboard_forgets_what_was_written_after_the_checkpoint_that_a_run_goes_back_to(
+    tmp_path,
+):
+    writer = Writers(TensorBoardWriter(tmp_path, 0))
+    for step in (10, 20, 30):
+        writer.write_scalars(step, {"loss": 2.0})
+    writer.rewind(10)
+    writer.write_scalars(20, {"loss": 1.0})
+    writer.close()
+    assert starts_in(tmp_path) == [1, 11]
+
+
+def starts_in(folder) -> list[int]:
+    """The steps from which readers of TensorBoard's files forget what came before."""
+    from tensorboardX.proto.event_pb2 import SessionLog
+
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return [
         event.step
         for path in files
         for event in events_in(path)
         if event.session_log.status == SessionLog.START
     ]
-    assert starts == [1, 21]
 
 
 def test_tensorboard_shows_images_histograms_and_texts(tmp_path):

@@ -6,7 +6,7 @@ may still have.
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from absl import logging
 from ml_collections import ConfigDict, config_dict
@@ -35,6 +35,17 @@ class ConfigSection(ConfigDict):
         if self.is_locked and key not in self and "." not in str(key):
             raise UnknownField(self, key)
         super().__setitem__(key, value)
+
+    def copy_and_resolve_references(self, visit_map: dict | None = None) -> Self:
+        """A copy in which a field of several types, such as an image size, still takes all of them. In the copy of
+        ml_collections it takes only the type of its value.
+        """
+        copied = super().copy_and_resolve_references(visit_map)
+        with copied.ignore_type():
+            for name in self:
+                if self.get_type(name) is object:
+                    copied[name] = config_dict.FieldReference(copied[name], field_type=object)
+        return copied
 
     def _message(self, name: str) -> str:
         return schema.no_such_field(name, self.keys(), "this section of the config")

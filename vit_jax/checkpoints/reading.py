@@ -98,18 +98,23 @@ def resolve_name(path: epath.Path) -> epath.Path:
 
 def _best_checkpoint(workdir: epath.Path) -> epath.Path:
     """The checkpoint of a run's best evaluation."""
-    steps = saved_steps(workdir / FOLDER)
-    best = (newest_description(workdir) or {}).get("best")
-    # A later checkpoint was saved after this file was written, and names the best itself.
-    record = places.read_json(workdir / BEST_RECORD)
-    if record and steps and record["step"] == steps[-1]:
-        best = record
+    best = best_evaluation(workdir)
     if not best:
         raise CheckpointError(
             f"{workdir} has no best checkpoint: it is kept with --config.checkpoint.best=True"
         )
     why = "it is kept with --config.checkpoint.best=True; the best evaluation was"
     return _checkpoint_at(workdir, best["step"], why)
+
+
+def best_evaluation(workdir: epath.Path) -> dict | None:
+    """The best evaluation of a run so far, as `Goals.best` has it; `None` before the first."""
+    steps = saved_steps(workdir / FOLDER)
+    # A later checkpoint was saved after this file was written, and names the best itself.
+    record = places.read_json(workdir / BEST_RECORD)
+    if record and steps and record["step"] == steps[-1]:
+        return record
+    return (newest_description(workdir) or {}).get("best")
 
 
 def _checkpoint_at(workdir: epath.Path, step: int, why: str) -> epath.Path:
@@ -213,9 +218,10 @@ def abstract_parts(folder: epath.Path, names: Collection[str]) -> dict[str, dict
 
 def _abstract(tree: Any) -> Any:
     """Shapes and dtypes of metadata; places in a list are numbers again, so that they sort as those of the model."""
-    if not isinstance(tree, dict):
-        return jax.ShapeDtypeStruct(tree.shape, tree.dtype)
-    return {int(key) if key.isdigit() else key: _abstract(value) for key, value in tree.items()}
+    if isinstance(tree, dict):
+        return {int(key) if key.isdigit() else key: _abstract(value) for key, value in tree.items()}
+    as_struct = lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype)  # noqa: E731
+    return jax.tree.map(as_struct, tree)
 
 
 def read_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarray:

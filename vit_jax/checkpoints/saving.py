@@ -141,7 +141,7 @@ class Checkpoints:
     def restore_latest(
         self,
         like: dict,
-        before_restore: Callable[[dict], None] = lambda description: None,
+        before_restore: Callable[[dict, epath.Path], None] = lambda description, folder: None,
         elsewhere: Callable[[list[int]], tuple[int, dict] | None] = lambda steps: None,
     ) -> tuple[int, dict] | None:
         """The newest state that can be read whole.
@@ -151,8 +151,8 @@ class Checkpoints:
 
         Args:
           like: shapes, dtypes and shardings of the parts, by name.
-          before_restore: called with the description of each candidate; what it raises goes
-            through.
+          before_restore: called with the description of each candidate and its folder. What it raises goes
+            through, except a `CheckpointError`, after which the candidate is damaged.
           elsewhere: gives (step, parts) of a state that is newer than the newest of these steps and
             lies in no checkpoint here. Asked before each candidate, and when none is left.
 
@@ -175,7 +175,7 @@ class Checkpoints:
             folder = self._folder / str(step)
             try:
                 description = everywhere(lambda folder=folder: read_description(folder))
-                before_restore(description)
+                before_restore(description, folder)
                 parts = read_parts(folder, like, description)
             except CheckpointError as error:
                 reasons[step] = error

@@ -33,11 +33,11 @@ def show() -> None:
     from vit_jax.base import patterns
     from vit_jax.interchange.summary import parameter_table, shapes, summarize, text
 
-    options = cli.options(FLAGS.model)
+    options = cli.model_options()
     summary = summarize(paths[0], **options)
     lines = [text(summary)]
     if FLAGS.parameters:
-        weights = shapes(paths[0], **options)
+        weights = shapes(paths[0], **cli.options(FLAGS.model))
         summary["shapes"] = {name: x.shape for name, x in patterns.named(weights.params).items()}
         lines.append(parameter_table(weights))
     cli.print_result(summary, "\n\n".join(lines))
@@ -224,7 +224,7 @@ def convert() -> None:
         FLAGS.to,
         data=of_images(default_config(), settings, "convert"),
         allow_nonfinite=FLAGS.allow_nonfinite,
-        **cli.options(FLAGS.model),
+        **cli.model_options(),
     )
     config, source = checkpoint.model_config, checkpoint.layout.get("format", "orbax")
     cli.print_result(
@@ -315,7 +315,7 @@ def push() -> None:
 
     path, repository = names
     check_push(repository, FLAGS.format, dry_run=FLAGS.dry_run)
-    result = load_run(path, model=cli.options(FLAGS.model)).push(
+    result = load_run(path, model=cli.model_options()).push(
         repository,
         format=FLAGS.format,
         private=FLAGS.private,

@@ -53,6 +53,7 @@ def define_checkpoint() -> None:
 
 
 def define_model() -> None:
+    """Flags --model, --ignore and --classes, by which a user states facts that a checkpoint lacks."""
     flags.DEFINE_multi_string(
         "model", [], "OPTION=VALUE of the checkpoint's model, where its file does not tell: heads=6"
     )
@@ -61,9 +62,6 @@ def define_model() -> None:
         None,
         "tensors of the checkpoint's file to skip, a pattern of their names; also FILE#ignore=PATTERN",
     )
-
-
-def define_classes() -> None:
     flags.DEFINE_string(
         "classes",
         None,

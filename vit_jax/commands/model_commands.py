@@ -26,7 +26,6 @@ def evaluate() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
-    cli.define_classes()
     flags.DEFINE_list(
         "evaluators",
         [],
@@ -115,7 +114,7 @@ def _follow(settings: list[tuple[str, str]], process: int) -> None:
 
 def exits() -> None:
     """Find thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
-    [--config.data.FIELD=VALUE …] [--json].
+    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     For each budget (10⁹ multiply-adds per image on average) it finds the thresholds with the best accuracy on
     training images, and measures them on the evaluation images, beside the official code's, entropy and chance. They
@@ -124,6 +123,7 @@ def exits() -> None:
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
+    cli.define_model()
     flags.DEFINE_list("budgets", [], "10⁹ multiply-adds of an image in the mean, e.g. 0.75,1.0,1.5")
     flags.DEFINE_integer("images", 50_000, "training images to solve with, at most", lower_bound=1)
     cli.define_json()
@@ -136,7 +136,7 @@ def exits() -> None:
     from vit_jax.evaluation.progress import with_progress
     from vit_jax.prediction.overrides import load_to_evaluate
 
-    run, config = load_to_evaluate(FLAGS.checkpoint, settings)
+    run, config = load_to_evaluate(FLAGS.checkpoint, settings, cli.model_options())
     result = calibration.calibrate(run, config, budgets, images=FLAGS.images, watch=with_progress)
     path = calibration.keep(run.directory, result)
     picture = path.with_name(calibration.PICTURE)
@@ -152,12 +152,12 @@ def export() -> None:
     The file has a program with its weights, which takes cropped images and gives probabilities, or scores of
     pixels if the model segments, and a description: the classes, how images are cropped, and the line of Python
     that calls it. With --images the file's answers are compared with the model's: how many images keep their best
-    class, and the accuracy over images in folders with the names of classes.
+    class, and the accuracy over images in folders with the names of classes. If one cannot be read, the exit code
+    is 1.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
-    cli.define_classes()
     flags.DEFINE_enum("to", None, ["onnx", "stablehlo"], "what the program is written in")
     flags.DEFINE_string("out", None, "FILE.onnx, or FILE.zip for stablehlo")
     flags.DEFINE_integer("batch_size", 0, "images at a time; 0: any number", lower_bound=0)
@@ -175,6 +175,7 @@ def export() -> None:
     cli.require(checkpoint="DIR", to="onnx|stablehlo", out="FILE")
 
     from vit_jax.export.run import export, text
+    from vit_jax.prediction.images import check_all_read
 
     result = export(
         FLAGS.checkpoint,
@@ -188,11 +189,13 @@ def export() -> None:
         model_options=cli.model_options(),
     )
     cli.print_result(result, text(result, FLAGS.out))
+    if compared := result.get("compared"):
+        check_all_read(compared["images"], compared["unreadable"])
 
 
 def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
-    [--follow] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--follow] [--drain=SECONDS] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
     /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
@@ -202,7 +205,6 @@ def serve() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
-    cli.define_classes()
     flags.DEFINE_string(
         "host", "127.0.0.1", "the address to listen on; 0.0.0.0: all of this machine"
     )
@@ -215,6 +217,12 @@ def serve() -> None:
     flags.DEFINE_integer("batch_size", 32, "images computed together, at most", lower_bound=1)
     flags.DEFINE_float("megabytes", 10, "of an image's file, at most", lower_bound=0.001)
     flags.DEFINE_float("seconds", 30, "to send an image, and to be answered", lower_bound=0.001)
+    flags.DEFINE_float(
+        "drain",
+        0,
+        "after SIGTERM: how long requests are still taken while /healthz says 503, for a readiness probe to see it",
+        lower_bound=0,
+    )
     cli.define_engine()
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
     flags.DEFINE_bool(
@@ -241,6 +249,7 @@ def serve() -> None:
         announce=announce,
         names=FLAGS.names,
         follow=FLAGS.follow,
+        drain=FLAGS.drain,
         engine=FLAGS.engine,
         precision=FLAGS.precision,
         settings=settings,
@@ -250,7 +259,7 @@ def serve() -> None:
 
 def inspect() -> None:
     """Draw what a model has learned, such as attention and filters: --checkpoint=DIR|FILE --images='photos/*.jpg'
-    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--json].
+    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     REPORT/report.html shows attention distance, rollout, heads, mean maps, collapse, features, filters,
     positions, health and more, of any family, and states what has no meaning for a model. The checkpoint is a run
@@ -258,7 +267,8 @@ def inspect() -> None:
     code is 1.
     """
     settings = config_flags.take_settings()
-    flags.DEFINE_string("checkpoint", None, "a run, or a checkpoint of any format")
+    cli.define_checkpoint()
+    cli.define_model()
     flags.DEFINE_multi_string(
         "images", [], "an image, a folder, or a pattern in quotes; several: pass it again"
     )
@@ -286,7 +296,12 @@ def inspect() -> None:
         FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.confidences("threshold")), FLAGS.flow
     )
     result = run.inspect(
-        FLAGS.checkpoint, FLAGS.images, FLAGS.out, options=options, settings=settings
+        FLAGS.checkpoint,
+        FLAGS.images,
+        FLAGS.out,
+        options=options,
+        settings=settings,
+        model_options=cli.model_options(),
     )
     cli.print_result(result, run.text(result))
     if result["unreadable"]:

@@ -32,7 +32,6 @@ def predict() -> None:
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
-    cli.define_classes()
     cli.define_exits()
     cli.define_json()
     cli.define_register()

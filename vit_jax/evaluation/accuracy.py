@@ -19,8 +19,11 @@ SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
 
 
 class Accuracy(LogitsEvaluator):
-    """`accuracy`, `top5_accuracy`, `loss` (the cross-entropy that the run is trained with) and the
-    number of `examples`.
+    """`accuracy`, `top5_accuracy`, `loss` and the number of `examples`.
+
+    `loss` is the plain cross-entropy of the kind that the run is trained with (`config.objective.loss`): without
+    `label_smoothing`, `focal` and `class_weights`, so that runs with other values of these can be compared. The
+    evaluator `loss` gives the loss that is trained.
 
     An example with several labels counts as right if the best class is one of them; one with no
     label at all is excluded (ImageNet-ReaL's rule, arXiv 2006.07159).

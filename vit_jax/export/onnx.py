@@ -81,13 +81,19 @@ def write(
 
 def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
     """The program of a file: images to its first output. Raises `ConfigError` without onnxruntime."""
+    program = load_outputs(path)
+    return lambda images: program(images)[0]
+
+
+def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """The program of a file: images to all its outputs. Raises `ConfigError` without onnxruntime."""
     onnxruntime = _import_onnxruntime()
     options = onnxruntime.SessionOptions()
     # Threads that wait would take the cores from the processes that decode.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     (images,) = session.get_inputs()
-    return lambda x: session.run(None, {images.name: x})[0]
+    return lambda x: session.run(None, {images.name: x})
 
 
 def _import_onnxruntime() -> ModuleType:

@@ -56,6 +56,12 @@ def _square(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
     return graph.node("Mul", x, x, shape=x.shape)
 
 
+def _is_finite(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
+    """Whether a number is nearer to 0 than infinity is, which NaN is not."""
+    size = graph.node("Abs", x, shape=x.shape)
+    return graph.node("Less", size, _number(equation, math.inf), shape=x.shape)
+
+
 def _rsqrt(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
     root = graph.node("Sqrt", x, shape=x.shape)
     return graph.node("Reciprocal", root, shape=x.shape)
@@ -256,8 +262,9 @@ def _pads(padding: Sequence[tuple[int, int]]) -> list[int]:
 
 RULES: dict[str, Callable] = {
     **{name: _elementwise(kind) for name, kind in {
-        "add": "Add", "div": "Div", "erf": "Erf", "exp": "Exp", "log": "Log", "logistic": "Sigmoid", "max": "Max",
-        "min": "Min", "mul": "Mul", "neg": "Neg", "sqrt": "Sqrt", "sub": "Sub", "tanh": "Tanh",
+        "abs": "Abs", "add": "Add", "div": "Div", "erf": "Erf", "exp": "Exp", "log": "Log", "logistic": "Sigmoid",
+        "max": "Max", "min": "Min", "mul": "Mul", "neg": "Neg", "sign": "Sign", "sqrt": "Sqrt", "sub": "Sub",
+        "tanh": "Tanh",
     }.items()},
     **dict.fromkeys(
         ("copy", "name", "optimization_barrier", "sharding_constraint", "stop_gradient"),
@@ -270,6 +277,7 @@ RULES: dict[str, Callable] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "integer_pow": _integer_pow,
+    "is_finite": _is_finite,
     "pad": _pad,
     "reduce_max": _reduce("ReduceMax"),
     "reduce_sum": _reduce("ReduceSum"),

@@ -27,6 +27,7 @@ from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import ModelOutput
+from vit_jax.prediction.finite import check_weights
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
@@ -73,6 +74,8 @@ def export(
 
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
+      CheckpointError: weights are not finite.
+      UserError: none of the images to compare on can be read; raised once the file is written.
     """
     check_target(out, to)
     files = find_images(images) if images else None
@@ -114,6 +117,7 @@ def export_run(
             raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
     target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
     check_one_size(data, "export")
+    check_weights(run)
     if run.own is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")
     program = _program(run, data, normalization)
@@ -129,7 +133,7 @@ def export_run(
     tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
     with outputs.writing(target) as partial, tracing:
         description = writer.write(partial, answer, weights, like, description, precision)
-        written = None if files is None else writer.load(partial)
+        written = None if files is None else writer.load_outputs(partial)
     if files is None:
         return description
     size = batch_size or _BATCH
@@ -138,10 +142,10 @@ def export_run(
     def prepared(images: np.ndarray) -> np.ndarray:
         return images if inside else (images.astype(np.float32) / 255 - mean) / std
 
-    programs = (jax.jit(lambda images: jax.tree.leaves(answer(weights, images))[0]), written)
+    ours = jax.jit(lambda images: jax.tree.leaves(answer(weights, images)))
     compared = _compare(
-        [lambda x, program=program: np.asarray(program(prepared(x))) for program in programs],
-        read_ahead(files, lambda file: file.read(data), size), size, shape, run.classes,
+        [lambda x, answers=answers: list(map(np.asarray, answers(prepared(x)))) for answers in (ours, written)],
+        read_ahead(files, lambda file: file.read(data), size), size, shape, run.classes, program.outputs,
     )  # fmt: skip
     return description | {"compared": compared}
 
@@ -261,25 +265,43 @@ def _describe(
     }  # fmt: skip
 
 
-def _compare(programs, batches, size: int, shape: tuple, classes: Sequence[str]) -> dict[str, Any]:
-    """How the answers of the second program differ from those of the first."""
-    count = same = labelled = 0
-    right, largest = [0, 0], 0.0
+def _compare(
+    programs: Sequence[Callable[[np.ndarray], list[np.ndarray]]],
+    batches: Iterable,
+    size: int,
+    shape: tuple,
+    classes: Sequence[str],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Compares the answers of two programs: best classes by the first output, numbers by all outputs.
+
+    Args:
+      programs: images (size, H, W, C) uint8 to all outputs.
+      batches: from `images.read_ahead`.
+      size, shape: of a batch, and of an image.
+      classes: label names.
+      names: of the outputs.
+    """
+    count = unreadable = same = labelled = 0
+    right = [0, 0]
+    largest = dict.fromkeys(names, 0.0)
     known = {name: number for number, name in enumerate(classes)}
     for images in batches:
-        for _, image in images:
-            if isinstance(image, BadImage):
-                logging.error("%s", image)
+        bad = [image for _, image in images if isinstance(image, BadImage)]
+        for error in bad:
+            logging.error("%s", error)
+        unreadable += len(bad)
         good = [(file, image) for file, image in images if not isinstance(image, BadImage)]
-        batch = np.zeros((size, *shape), np.uint8)
-        batch[: len(good)] = [image for _, image in good] or 0
-        answers = [program(batch)[: len(good)] for program in programs]
         if not good:
             continue
-        best = [rows.argmax(-1) for rows in answers]
+        batch = np.zeros((size, *shape), np.uint8)
+        batch[: len(good)] = [image for _, image in good]
+        answers = [[rows[: len(good)] for rows in program(batch)] for program in programs]
+        for name, ours, theirs in zip(names, *answers, strict=True):
+            largest[name] = max(largest[name], float(np.abs(ours - theirs).max()))
+        best = [outputs_of_program[0].argmax(-1) for outputs_of_program in answers]
         alike = (best[0] == best[1]).reshape(len(good), -1)  # of maps the share of pixels
         count, same = count + len(good), same + float(alike.mean(1).sum())
-        largest = max(largest, float(np.abs(answers[0] - answers[1]).max()))
         for row, (file, _) in enumerate(good):
             label = known.get(pathlib.Path(file.name).parent.name)
             if label is not None and alike.shape[1] == 1:
@@ -287,7 +309,10 @@ def _compare(programs, batches, size: int, shape: tuple, classes: Sequence[str])
                 right = [r + int(b[row] == label) for r, b in zip(right, best, strict=True)]
     if not count:
         raise UserError("none of the images can be read, see above")
-    comparison = {"images": count, "same_best_class": same / count, "largest_difference": largest}
+    comparison = {"images": count, "unreadable": unreadable, "same_best_class": same / count}
+    comparison["largest_difference"] = max(largest.values())
+    if len(names) > 1:
+        comparison |= {f"largest_difference_of_{name}": value for name, value in largest.items()}
     if labelled:
         accuracies = {"accuracy": right[0] / labelled, "accuracy_of_the_file": right[1] / labelled}
         comparison |= {"labelled": labelled} | accuracies

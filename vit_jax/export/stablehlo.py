@@ -76,12 +76,12 @@ def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
     }
 
 
-def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The program of a file: images to its first output."""
+def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """The program of a file: images to all its outputs."""
     with zipfile.ZipFile(path) as archive:
         program = jax.export.deserialize(bytearray(archive.read(PROGRAM)))
     call = jax.jit(program.call)
-    return lambda images: np.asarray(jax.tree.leaves(call(images))[0])
+    return lambda images: [np.asarray(array) for array in jax.tree.leaves(call(images))]
 
 
 def _stored(weights: Weights, precision: str) -> Callable[[], Weights]:

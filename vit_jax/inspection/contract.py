@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from vit_jax.inspection.leaving import Leaving
 from vit_jax.inspection.observe import Details, Observed
 from vit_jax.models import classifier
 from vit_jax.models.layout import grid
@@ -41,13 +42,13 @@ class InspectionContext:
     Attributes:
       config: the model's.
       weights: its arrays, as NumPy arrays.
-      images: (n, H, W, C) uint8, as the model saw them.
-      names: of the images.
+      images: (m, H, W, C) uint8, as the model saw them: the first, as many as are shown or fill a batch. No more are
+        held, however many there are.
+      names: of all images.
       observed: what it did with all of them.
       details: what it did with the first, which are shown.
       classify: images (B, H, W, C) uint8 and other weights to logits, or `None` without a head.
-      exits: images to the confidence of every exit (E, n) and its best class (E, n), of a model that has
-        several.
+      exits: where all of them leave a model that has several exits.
       options: what the user asked for.
       classes: label names in the order of the logits.
       predicted: the best class of each image that is shown; empty without a head.
@@ -60,7 +61,7 @@ class InspectionContext:
     observed: Observed
     details: Details
     classify: Callable | None
-    exits: Callable | None
+    exits: Leaving | None
     options: InspectOptions
     classes: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
@@ -69,6 +70,11 @@ class InspectionContext:
     def grid(self) -> tuple[int, int]:
         """Of the patch tokens that the model gives."""
         return grid(self.config)
+
+    @property
+    def count(self) -> int:
+        """How many images were looked at."""
+        return len(self.names)
 
     @property
     def shown(self) -> int:

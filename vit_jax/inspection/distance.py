@@ -26,7 +26,7 @@ def inspect(context: InspectionContext) -> Section:
     if not context.observed.streams:
         section.text = NO_ATTENTION
         return section
-    count = len(context.images)
+    count = context.count
     section.text = (
         f"How far a patch looks, in pixels of the input image: distances to all patches, weighted by "
         f"attention, averaged over the patches and {count} images. The class token's row and column "

@@ -13,7 +13,8 @@ from vit_jax.pictures.plot import Plot
 def inspect(context: InspectionContext) -> Section:
     """Norms, outliers, entropy, logits, silent channels and ranks over depth."""
     section = Section("Health of the layers", "")
-    observed, count = context.observed, len(context.images)
+    observed = context.observed
+    count = context.count
     if not observed.norms:
         section.text = "No meaning here: this family gives maps of several sizes, and no tokens after every block."
         return section

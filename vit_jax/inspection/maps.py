@@ -130,7 +130,8 @@ def inspect_means(context: InspectionContext) -> Section:
     if not context.observed.streams:
         section.text = NO_ATTENTION
         return section
-    count, texts = len(context.images), []
+    count = context.count
+    texts = []
     for name, stream in context.observed.streams.items():
         if min(stream.layout.grid) == 1:
             continue

@@ -5,7 +5,7 @@ that are shown, one image at a time, the weights of all layers.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ def _index(chosen: tuple[float, float], grid: tuple[int, int]) -> int:
 
 
 def observe(
-    definition, weights: Weights, config, data: Data, images: np.ndarray, *, batch_size: int, shown: int,
+    definition, weights: Weights, config, data: Data, batches: Iterable[np.ndarray], *, shown: int,
     chosen: tuple[float, float] = (0.5, 0.5),
 ) -> Observed:  # fmt: skip
     """Runs a model on images.
@@ -144,8 +144,7 @@ def observe(
       definition, weights: from `registry.split`.
       config: the family's.
       data: that section of a config; `mean` and `std` are used.
-      images: (n, H, W, C) uint8.
-      batch_size: images at a time.
+      batches: images (B, H, W, C) uint8, as they come; only the last may have fewer than the first.
       shown: of how many images, the first, maps are kept.
       chosen: see `summary`.
     """
@@ -153,13 +152,18 @@ def observe(
     look = make_look(definition, config, data, chosen)
     pieces: dict[str, list[np.ndarray]] = {}
     means: dict[str, np.ndarray] = {}
-    tokens, logits, count = [], [], len(images)
-    for start in range(0, count, batch_size):
-        batch = images[start : start + batch_size]
+    tokens = []
+    logits = []
+    count = 0
+    rows = 0
+    for batch in batches:
+        start = count
         real = len(batch)
+        rows = rows or real
+        count += real
         # One shape, one compilation.
-        padded = np.concatenate([batch, np.repeat(batch[:1], batch_size - real, axis=0)])
-        output = jax.device_get(look(weights, padded if count > batch_size else batch))
+        padded = np.concatenate([batch, np.repeat(batch[:1], rows - real, axis=0)])
+        output = jax.device_get(look(weights, padded))
         if output["logits"] is not None:
             logits.append(output["logits"][:real])
         tokens.append(output["tokens"][: min(real, max(shown - start, 0))])

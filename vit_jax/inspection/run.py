@@ -4,7 +4,8 @@ and numbers.
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +31,14 @@ from vit_jax.inspection import (
     positions,
 )
 from vit_jax.inspection.contract import InspectionContext, InspectOptions, Section
+from vit_jax.inspection.leaving import Leaving
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
+_THRESHOLD = 0.8  # at each exit but the last, unless options say it
 # In the order of the page; see `register`.
 QUANTITIES: list[Callable[[InspectionContext], Section]] = [
     distance.inspect,
@@ -65,6 +68,7 @@ def inspect(
     *,
     options: InspectOptions | None = None,
     settings: Sequence[tuple[str, str]] = (),
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict:
     """Writes OUT/report.html, the pictures beside it, and `numbers.npz`.
 
@@ -73,7 +77,7 @@ def inspect(
       images: files, folders, and patterns such as `photos/*.jpg`.
       out: a folder, made if it is not there.
       options: see there.
-      settings: of `config.data`, see `overrides.of_images`.
+      settings, model_options: see `overrides.load_for_images`.
 
     Returns:
       `report`, `images`, `unreadable`, and `sections`: the text of each.
@@ -88,7 +92,7 @@ def inspect(
     named, out = list(find_images(images)), places.locate(out, "--out")
     remote.check_name(checkpoint)
     out = outputs.make_folder(out, "--out")
-    run = load_for_images(checkpoint, settings, "inspect")
+    run = load_for_images(checkpoint, settings, "inspect", model_options)
     data = data_of(run)
     check_one_size(data, "inspect")
     config = observe.for_inspection(run.model_config)
@@ -97,15 +101,17 @@ def inspect(
             f"--threshold has {len(options.thresholds)} numbers, but the model has "
             f"{len(config.exit_flops) or 1} exits: give one for each but the last"
         )
-    pixels, read, bad = _read(named, data, options.batch_size)
+    images_read = _Images(named, data, options)
     weights = jax.device_get(registry.split(run.model)[1])
-    context = _subject(config, weights, data, pixels, read, options, tuple(run.classes))
+    context = _subject(config, weights, data, images_read, options, tuple(run.classes))
+    read = images_read.names
+    bad = images_read.bad
     sections = []
     for quantity in QUANTITIES:
         sections.append(quantity(context))
         logging.info("%s", sections[-1].title)
     page = _page(run, checkpoint, read, bad, sections)
-    _write(out, page, sections)
+    _write(out, page, sections, context, bad)
     return {
         "report": str(out / "report.html"),
         "images": len(read),
@@ -120,58 +126,92 @@ def text(result: dict) -> str:
     return "\n".join([*lines, "", f"{result['images']} images inspected: {result['report']}"])
 
 
-def _read(
-    named: Sequence[Named], data: Data, batch_size: int
-) -> tuple[np.ndarray, list[str], list[BadImage]]:
-    """The images that can be read, their names, and what is wrong with the others."""
-    pixels, names, bad = [], [], []
-    read = lambda file: file.read(data)  # noqa: E731
-    for item, image in itertools.chain.from_iterable(read_ahead(named, read, batch_size)):
-        if isinstance(image, BadImage):
-            logging.error("%s", image)
-            bad.append(image)
-        else:
-            pixels.append(image)
-            names.append(item.name)
-    if not pixels:
-        raise UserError(f"none of {len(named)} images can be read, see above")
-    return np.stack(pixels), names, bad
+class _Images:
+    """The images, batch by batch; few of them are held.
+
+    Attributes:
+      names: of the images that could be read so far.
+      bad: the errors of the images that cannot be read.
+      first: the first images that could be read, as many as are shown or fill a batch.
+    """
+
+    def __init__(self, named: Sequence[Named], data: Data, options: InspectOptions):
+        self._named = named
+        self._data = data
+        self._size = options.batch_size
+        self._most = max(options.shown, options.batch_size)
+        self.names: list[str] = []
+        self.bad: list[BadImage] = []
+        self.first: list[np.ndarray] = []
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """(B, H, W, C) uint8, all but the last of one size. Raises `UserError` in the end if none could be read."""
+        batch = []
+        batches = read_ahead(self._named, self._read, self._size)
+        for item, image in itertools.chain.from_iterable(batches):
+            if isinstance(image, BadImage):
+                logging.error("%s", image)
+                self.bad.append(image)
+                continue
+            self.names.append(item.name)
+            batch.append(image)
+            if len(self.first) < self._most:
+                self.first.append(image)
+            if len(batch) == self._size:
+                yield np.stack(batch)
+                batch = []
+        if batch:
+            yield np.stack(batch)
+        if not self.names:
+            raise UserError(f"none of {len(self._named)} images can be read, see above")
+
+    def _read(self, file: Named) -> np.ndarray:
+        return file.read(self._data)
 
 
 def _subject(
-    config, weights, data: Data, pixels: np.ndarray, names, options: InspectOptions, classes: tuple
+    config, weights, data: Data, images: _Images, options: InspectOptions, classes: tuple
 ) -> InspectionContext:
     definition = registry.abstract(config)[0]
     model = (definition, weights, config, data)
-    logging.info("%d images of %s pixels", len(pixels), sizes.size_text(config.image_size))
-    observed = observe.observe(
-        *model, pixels, batch_size=options.batch_size, shown=options.shown, chosen=options.patch
-    )
+    leaving = None
+    if config.exit_flops and config.num_classes:
+        thresholds = options.thresholds or (_THRESHOLD,) * (len(config.exit_flops) - 1)
+        leaving = Leaving(_exits(model), thresholds)
+
+    def batches() -> Iterator[np.ndarray]:
+        for batch in images:
+            if leaving:
+                leaving.add(batch)
+            yield batch
+
+    observed = observe.observe(*model, batches(), shown=options.shown, chosen=options.patch)
+    size = sizes.size_text(config.image_size)
+    logging.info("%d images of %s pixels", len(images.names), size)
+    first = np.stack(images.first)
     forward = jax.jit(make_forward(definition, config, data))
 
     def classify(images: np.ndarray, changed=None) -> np.ndarray:
         return np.asarray(forward(changed or weights, images).logits)
 
-    predicted = classify(pixels[: options.shown]).argmax(-1) if config.num_classes else ()
+    predicted = classify(first[: options.shown]).argmax(-1) if config.num_classes else ()
     return InspectionContext(
         config=config,
         weights=weights,
-        images=pixels,
-        names=names,
+        images=first,
+        names=images.names,
         observed=observed,
-        details=observe.details(*model, pixels[: options.shown], with_flow=options.flow),
+        details=observe.details(*model, first[: options.shown], with_flow=options.flow),
         classify=classify if config.num_classes else None,
-        exits=_exits(model, options.batch_size)
-        if config.exit_flops and config.num_classes
-        else None,
+        exits=leaving,
         options=options,
         classes=classes,
         predicted=tuple(classes[number] for number in predicted),
     )
 
 
-def _exits(model: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Images to the probability of the best class at each exit (E, n), and its number (E, n)."""
+def _exits(model: tuple) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Images to the probability of the best class at each exit (E, B), and its number (E, B)."""
     definition, weights, config, data = model
     leave, count = make_exit(definition, config, data), len(config.exit_flops)
 
@@ -184,15 +224,7 @@ def _exits(model: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.nda
         probabilities = jnp.stack(softmaxes)
         return probabilities.max(-1), probabilities.argmax(-1)
 
-    def of_images(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        starts = range(0, len(images), batch_size)
-        batches = jax.device_get([best(weights, images[i : i + batch_size]) for i in starts])
-        confidences, classes = (
-            np.concatenate(parts, axis=1) for parts in zip(*batches, strict=True)
-        )
-        return confidences, classes
-
-    return of_images
+    return lambda images: jax.device_get(best(weights, images))
 
 
 def _page(run, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Section]) -> Page:
@@ -211,7 +243,13 @@ def _page(run, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Se
     return page
 
 
-def _write(out: epath.Path, page: Page, sections: Sequence[Section]) -> None:
+def _write(
+    out: epath.Path,
+    page: Page,
+    sections: Sequence[Section],
+    context: InspectionContext,
+    bad: Sequence[BadImage],
+) -> None:
     for section in sections:
         for name, figure in section.figures.items():
             (out / f"{name}.png").write_bytes(png(figure))
@@ -220,6 +258,13 @@ def _write(out: epath.Path, page: Page, sections: Sequence[Section]) -> None:
         for section in sections
         for name, values in section.numbers.items()
     }
+    # An array with an axis of images has a row for each of these names.
+    numbers |= {
+        "images": np.array(context.names),
+        "unreadable": np.array([x.name for x in bad], str),
+    }
+    if context.observed.logits is not None:
+        numbers |= {"classes": np.array(context.classes), "logits": context.observed.logits}
     with (out / "numbers.npz").open("wb") as file:
         np.savez_compressed(file, **numbers)
     texts = {section.title: section.text for section in sections}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
@@ -108,10 +108,10 @@ def read_model(
         )
     classes = tuple(options.pop("classes", ()))
     checkpoint = formats.read_checkpoint(path, **options)
-    return _with_classes(checkpoint, classes, path) if classes else checkpoint
+    return with_classes(checkpoint, classes, path) if classes else checkpoint
 
 
-def _with_classes(
+def with_classes(
     checkpoint: formats.LoadedCheckpoint, classes: tuple[str, ...], path: epath.PathLike
 ) -> formats.LoadedCheckpoint:
     """The checkpoint with these names of its classes, in the order of the logits.
@@ -251,8 +251,7 @@ def prepared_at(run: TrainedModel, size: sizes.Size) -> ConfigDict:
     config = run.config.copy_and_resolve_references()
     stated = file_header.preprocessing_in(config.data)
     prepared = vars(published.at_size(stated, size, run.directory)) if stated else {}
-    with config.ignore_type():  # a height and a width in place of one number
-        config.data.update(prepared | {"image_size": size})
+    config.data.update(prepared | {"image_size": size})
     return config
 
 
@@ -376,6 +375,7 @@ def convert(
     to: str,
     *,
     data: Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
     allow_nonfinite: bool = False,
     **overrides: "Unpack[LoadOptions]",
 ) -> formats.LoadedCheckpoint:
@@ -387,6 +387,7 @@ def convert(
       to: the format.
       data: how images are prepared, where that should differ from what the source says, or it says
         nothing: `mean`, `std`, `eval_crop`, `eval_resize`, `interpolation`.
+      classes: their names in the order of the logits, where the source does not say them.
       allow_nonfinite: whether tensors may have NaNs and infinities.
 
     Returns:
@@ -403,6 +404,8 @@ def convert(
     if both and os.path.samefile(source, destination):
         raise ConfigError(f"{destination} is the source itself: name another destination")
     checkpoint = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
+    if classes:
+        checkpoint = with_classes(checkpoint, tuple(classes), source)
     if data:
         stated = formats.preprocessing_with(checkpoint, data, source)
         checkpoint = file_header.with_preprocessing(checkpoint, stated)

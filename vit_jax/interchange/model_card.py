@@ -3,7 +3,7 @@ path of this machine, and nothing of its owner, is in it.
 """
 
 import hashlib
-import json
+import itertools
 import operator
 import re
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import schema, sizes
+from vit_jax.checkpoints.evaluations import metrics_of
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import Config, config_class
 from vit_jax.data import crops, sources
@@ -21,7 +22,11 @@ from vit_jax.interchange import formats
 _SECTIONS = ("model", "optim", "augment", "objective", "data")
 _FIELDS = ("seed", "batch_size", "accumulate", "duration")
 _OF_THIS_MACHINE = {"path", "cache", "threads", "read_ahead", "teacher"}
-_NO_METRICS = {"step", "seconds", "best", "goodput"}
+_MOST_OF_A_KIND = (
+    5  # rows of metrics such as iou/CLASS; of more only the lowest and the highest are named
+)
+_MOST_NAMES = 10  # of classes of pixels
+_SEGMENTATION = "image-segmentation"
 _PLACE = re.compile(r"://|(^|[:=,\s'\"])(/|~|\.{1,2}/)")
 _LIBRARIES = {"timm": "timm", "huggingface": "transformers"}
 # The last line of a card: of what is above it, so that a card which somebody edited is known.
@@ -46,7 +51,7 @@ def make_card(
     parts = [
         _head(run, format, license),
         f"# {repository.partition('/')[2]}",
-        f"{formats.describe_model(run.model_config, config.model.name)}. {_origin(run, config)}",
+        f"{_described(run, config)}. {_origin(run, config)}",
         *_section("Intended use", _use(run)),
         *_section("Evaluation", _metrics(run)),
         *_section("Images", _preprocessing(checkpoint)),
@@ -70,11 +75,21 @@ def _section(title: str, text: str) -> list[str]:
     return [f"## {title}", text] if text else []
 
 
+def _described(run: TrainedModel, config: Config) -> str:
+    if run.own is None:
+        return formats.describe_model(run.model_config, config.model.name)
+    text = formats.describe_model(run.model_config, config.model.name, of_pixels=len(run.classes))
+    return f"The encoder of a model that segments images: {text}"
+
+
 def _head(run: TrainedModel, format: str, license: str) -> str:
     task = "image-classification" if run.model_config.num_classes else "image-feature-extraction"
+    also = [] if run.own is None else [f"- {_SEGMENTATION}"]
     lines = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {task}"]
     lines += [f"license: {license}"] if license else []
-    return "\n".join([*lines, "tags:", f"- {task}", f"- {_LIBRARIES[format]}", "- vit_jax", "---"])
+    return "\n".join(
+        [*lines, "tags:", f"- {task}", *also, f"- {_LIBRARIES[format]}", "- vit_jax", "---"]
+    )
 
 
 def _origin(run: TrainedModel, config: Config) -> str:
@@ -92,6 +107,14 @@ def _is_private(data: str) -> bool:
 
 
 def _use(run: TrainedModel) -> str:
+    if run.own is not None:
+        names = ", ".join(run.classes[:_MOST_NAMES])
+        more = ", …" if len(run.classes) > _MOST_NAMES else ""
+        return (
+            f"Features of images, for other models to learn from. Its task was {_SEGMENTATION}: each pixel is of one "
+            f"of {len(run.classes):,} classes ({names}{more}). The head that tells them apart is not in this "
+            "repository, since this layout has no place for it."
+        )
     if not run.model_config.num_classes:
         return "Features of images, for other models to learn from."
     count = run.model_config.num_classes
@@ -102,20 +125,27 @@ def _use(run: TrainedModel) -> str:
 
 
 def _metrics(run: TrainedModel) -> str:
-    """A table of the last evaluation of the run; '' if there is none of this checkpoint."""
-    path = epath.Path(run.directory).parent.parent / "result.json"
-    if not run.step or not path.exists():
+    """A table of the metrics of this very checkpoint; '' if it was not evaluated."""
+    if not run.step:
         return ""
-    result = json.loads(path.read_text())
-    metrics = {
-        n: x for n, x in result.items() if isinstance(x, int | float) and n not in _NO_METRICS
-    }
-    if result.get("step") != run.step or not metrics:
+    evaluation = metrics_of(epath.Path(run.directory), run.step)
+    metrics = {n: x for n, x in evaluation.items() if isinstance(x, int | float)}
+    if not metrics:
         return ""
-    rows = [f"| {name} | {value:.4g} |" for name, value in metrics.items()]
-    return "\n".join(
-        ["On held-out images of its data:", "", "| metric | value |", "|---|--:|", *rows]
-    )
+    head = "On held-out images of its data" + (", with the head" if run.own is not None else "")
+    return "\n".join([f"{head}:", "", "| metric | value |", "|---|--:|", *_rows(metrics)])
+
+
+def _rows(metrics: dict[str, float]) -> Iterator[str]:
+    """The rows of a table of metrics, many of one kind (iou/CLASS) in one row."""
+    kinds = {name: name.rpartition("/")[0] for name in metrics}
+    for kind, names in itertools.groupby(metrics, kinds.get):
+        names = list(names)
+        if not kind or len(names) <= _MOST_OF_A_KIND:
+            yield from (f"| {name} | {metrics[name]:.4g} |" for name in names)
+        else:
+            values = [metrics[name] for name in names]
+            yield f"| {kind} of {len(names)} classes | {min(values):.4g} to {max(values):.4g} |"
 
 
 def _preprocessing(checkpoint: formats.LoadedCheckpoint) -> str:

@@ -1,15 +1,17 @@
 """What `vit_jax show` says of a checkpoint of any format; weights are not read."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from etils import epath
 
 from vit_jax.base import logs, places, schema
 from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints.evaluations import metrics_of
 from vit_jax.checkpoints.lora import adapters_in
 from vit_jax.data import crops
 from vit_jax.data.labels import imagenet
-from vit_jax.interchange import formats, remote
+from vit_jax.interchange import formats, loading, remote
 from vit_jax.models import naming, registry
 
 _SHOWN_CLASSES = 10
@@ -19,12 +21,13 @@ _ANSWERS = {
 }
 
 
-def summarize(path: epath.PathLike, **overrides) -> dict:
+def summarize(path: epath.PathLike, *, classes: Sequence[str] = (), **overrides) -> dict:
     """What a checkpoint is, as plain data.
 
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
         format in `formats`.
+      classes: their names in the order of the logits, where the file does not say them.
       **overrides: options of its model, see `formats.read_checkpoint`.
 
     Returns:
@@ -33,13 +36,15 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
       (softmax or sigmoid; `None` without a head), `settings` (options that answers depend on),
       `preprocessing` (`None` where the file does not say), `assumed` (values that no file contains,
       by name: options of the model, fields of the preprocessing, how classes are named). Of a run
-      also `step`, `metrics` (of its last evaluation, if it is done), `best`, `data`,
+      also `step`, `metrics` (of this checkpoint's evaluation, if it had one), `best`, `data`,
       `training_examples`, `init_from`, `adapters` and `versions`.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
     name, checkpoint = formats.detect(path), formats.read_checkpoint(path, **overrides)
+    if classes:
+        checkpoint = loading.with_classes(checkpoint, tuple(classes), path)
     path = path if remote.is_remote(path) else places.locate(path)
     config, prepared = checkpoint.model_config, checkpoint.preprocessing
     summary = {
@@ -109,17 +114,17 @@ def text(summary: dict) -> str:
 
 def _of_run(folder: epath.Path, description: dict) -> dict:
     config, step = description["config"], descriptions.step_of(folder, description)
-    result = None
-    if folder.parent.name == reading.FOLDER:
-        result = places.read_json(folder.parent.parent / "result.json")
-    metrics = result if result and result.get("step") == step else None
-    known = ("step", "seconds", "best", "goodput", "reached")
+    best = description.get("best")
+    in_run = folder.parent.name == reading.FOLDER
+    # The last evaluation may have been made after the newest checkpoint was saved.
+    if in_run and step == reading.saved_steps(folder.parent)[-1]:
+        best = reading.best_evaluation(folder.parent.parent)
     adapters = adapters_in(description)
     return {
         "path": str(folder),
         "step": step,
-        "metrics": metrics and {n: value for n, value in metrics.items() if n not in known},
-        "best": description.get("best"),
+        "metrics": metrics_of(folder, step) or None,
+        "best": best,
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
         "init_from": config["init_from"],

@@ -351,16 +351,21 @@ def finite(name: str, tensor: LazyArray) -> LazyArray:
 
     def read() -> np.ndarray:
         array = tensor.read()
-        # No boolean array beside a large one: minimum and maximum are NaN if anything is.
-        if array.size and not np.isfinite([array.min(), array.max()]).all():
-            bad = array.size - np.count_nonzero(np.isfinite(array))
-            raise CheckpointError(
-                f"{name}: {bad} of {array.size} numbers are not finite (NaN or infinity): the file is "
-                "damaged, or its training diverged. To read it all the same, set allow_nonfinite=True"
-            )
+        check_finite(name, array, ". To read it all the same, set allow_nonfinite=True")
         return array
 
     return LazyArray(tensor.shape, tensor.dtype, read)
+
+
+def check_finite(name: str, array: np.ndarray, advice: str = "") -> None:
+    """Raises `CheckpointError` if an array of this name has NaNs or infinities."""
+    # No boolean array beside a large one: minimum and maximum are NaN if anything is.
+    if array.size and not np.isfinite([array.min(), array.max()]).all():
+        bad = array.size - np.count_nonzero(np.isfinite(array))
+        raise CheckpointError(
+            f"{name}: {bad} of {array.size} numbers are not finite (NaN or infinity): the file is damaged, or its "
+            f"training diverged{advice}"
+        )
 
 
 def divided(arrays: dict, like: Weights) -> Weights:

@@ -198,6 +198,31 @@ def targets(params: dict) -> Iterator[tuple[str, Target]]:
             yield layer, Target(name, None, a, b)
 
 
+def adapted_layer(name: str) -> str:
+    """The name of a parameter, or for a matrix of an adapter its name below the layer that it adapts.
+
+    >>> adapted_layer("adapters/encoder/layers/mlp/up/lora_a")
+    'encoder/layers/mlp/up/lora_a'
+    """
+    return name.removeprefix(f"{ADAPTERS}/")
+
+
+def kernel_names(name: str) -> tuple[str, ...]:
+    """The names that the kernel of an adapter can have; a model has one of them. Other parameters give none.
+
+    >>> kernel_names("adapters/attention/query/lora_b")
+    ('attention/query/kernel', 'attention/qkv/kernel')
+    """
+    layer, _, matrix = name.rpartition("/")
+    if not name.startswith(f"{ADAPTERS}/") or matrix not in (A, B):
+        return ()
+    layer = adapted_layer(layer)
+    parent, _, own = layer.rpartition("/")
+    if own not in SLOTS:
+        return (f"{layer}/kernel",)
+    return f"{layer}/kernel", f"{parent}/qkv/kernel".lstrip("/")
+
+
 def place(tree: dict, name: str, node: dict) -> None:
     """Puts the matrices of a layer into a nested dict of adapters."""
     *path, last = name.split("/")

@@ -143,6 +143,7 @@ class Learner:
       step: int32, updates made before this one.
       anchor: the model with the weights of an `Anchor`, or `None`.
       held_out: whether images are measured by the loss that nothing is learned from.
+      observed: the batch's observations for `Objective.update_state`: a dict that the objective fills with arrays.
     """
 
     model: nnx.Module
@@ -151,6 +152,7 @@ class Learner:
     step: jax.Array
     anchor: nnx.Module | None = None
     held_out: bool = flax.struct.field(pytree_node=False, default=False)
+    observed: dict[str, Any] = flax.struct.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +278,9 @@ class Objective:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The loss of a batch, or of one part of it.
 
-        State of `learner.model` and `learner.own` may be changed in place.
+        State of `learner.model` and `learner.own` may be changed in place. With `config.accumulate` it then moves with
+        each part. State that moves once a step is left to `update_state`, for which `learner.observed` gets the
+        observations of the part.
 
         Args:
           learner: the model and what else takes part.
@@ -288,6 +292,27 @@ class Objective:
           The loss (B,) float32 and metrics, each (B,).
         """
         raise NotImplementedError
+
+    def starts(self) -> Mapping[str, int]:
+        """The steps before which some of its own parameters rest, by the beginning of their names: they have no updates
+        and no decay, and the counts of their optimizer begin there.
+        """
+        return {}
+
+    def update_state(
+        self, own: nnx.Module | None, observed: dict[str, Any], step: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Moves state once, after all parts of a step's batch; called if `__call__` has observed something.
+
+        Args:
+          own: the objective's module from `own_modules`, changed in place.
+          observed: the arrays in `learner.observed` after `__call__`, stacked over the parts: (parts, …) each.
+          step: int32, updates made before this one.
+
+        Returns:
+          Metrics, float32 scalars.
+        """
+        return {}
 
     def warning(self, metrics: dict[str, float]) -> str:
         """What to warn the user of, by the means of a run's metrics since the last time; '': nothing."""

@@ -174,6 +174,10 @@ class Networks:
         source = self.objective.teacher()
         return source if isinstance(source, MovingAverage) else None
 
+    def starts(self) -> dict[str, int]:
+        """The updates before which parameters rest, by the beginning of their names; see `Objective.starts`."""
+        return {f"{OWN}/{prefix}": step for prefix, step in self.objective.starts().items()}
+
     def init(self, key: jax.Array) -> tuple[dict, dict]:
         """New parameters, and state that is not trained by its owner, `model` or `objective`; a pure
         function. Of a model with adapters these and what else is trained.

@@ -35,6 +35,7 @@ def make(
     to_steps: Callable[[str], int],
     layers: Mapping[str, int] | None = None,
     inputs: Sequence[str] = INPUTS,
+    starts: Mapping[str, int] | None = None,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run.
 
@@ -59,6 +60,7 @@ def make(
       layers: for layer-wise decay, see `classifier.ClassifierConfig.layers`; by default the one stack of
         layers that the parameters have.
       inputs: the same, see `classifier.ClassifierConfig.inputs`.
+      starts: the updates before parameters begin to be trained, by the beginning of their names; see `late_terms`.
 
     Returns:
       The transformation, whose `update` needs the parameters, and the learning rate as a function
@@ -87,10 +89,18 @@ def make(
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
     rates, decays = _rates_and_decays(config, shapes, layers, inputs)
-    if config.name in OPTIMIZERS:
-        direction = OPTIMIZERS[config.name](config)
+
+    def make_direction(names: Sequence[str]) -> optax.GradientTransformation:
+        if config.name in OPTIMIZERS:
+            return OPTIMIZERS[config.name](config)
+        return preconditioners.make(config, params, inputs, names)
+
+    if starts:
+        from vit_jax.optim import late_terms
+
+        direction = late_terms.with_own_states(make_direction, list(shapes), starts)
     else:
-        direction = preconditioners.make(config, params, inputs)
+        direction = make_direction(list(shapes))
     decay_over_time = _decay_over_time(config, total_steps)
     if config.weight_decay_by == "gradient":
         direction = optax.chain(_penalty(decays), direction)
@@ -108,6 +118,7 @@ def make(
         _step(relatives, rates, decays, decay_over_time),
     )
     # Only where it is needed, since saved states have a place for each part of a chain.
+    trained = optax.chain(trained, late_terms.rest_until(starts)) if starts else trained
     hold = [_hold(frozen_layers)] if frozen_layers else []
     trained = optax.chain(*hold, trained, *hold) if hold else trained
     if config.name == "schedule_free":

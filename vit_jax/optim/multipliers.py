@@ -2,6 +2,7 @@
 layer-wise decay.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.models import lora
 from vit_jax.models.classifier import INPUTS
 from vit_jax.optim.options import Optim
 
@@ -19,7 +21,8 @@ def learning_rates(
     layers: Mapping[str, int] | None = None,
     inputs: Sequence[str] = INPUTS,
 ) -> dict[str, float | np.ndarray]:
-    """The multiplier of the learning rate by parameter name: `lr_rules` times layer-wise decay.
+    """The multiplier of the learning rate by parameter name: `lr_rules` times layer-wise decay. An adapter counts as
+    the layer that it adapts.
 
     Args:
       config: `config.optim`.
@@ -35,22 +38,46 @@ def learning_rates(
     multipliers = {name: patterns.first_match(config.lr_rules, name, 1.0) for name in shapes}
     if config.layer_decay == 1:
         return multipliers
-    layers, decay = layers or _only_stack(shapes, inputs), config.layer_decay
+    by_layer = layer_multipliers(config, shapes, layers, inputs)
+    return {name: multiplier * by_layer[name] for name, multiplier in multipliers.items()}
+
+
+def layer_multipliers(
+    config: Optim,
+    shapes: Mapping[str, tuple[int, ...]],
+    layers: Mapping[str, int] | None = None,
+    inputs: Sequence[str] = INPUTS,
+) -> dict[str, float | np.ndarray]:
+    """The part of `learning_rates` that is layer-wise decay; arguments and result are the same."""
+    adapted = {name: lora.adapted_layer(name) for name in shapes}
+    if not layers:
+        layers = _only_stack({adapted[name]: shape for name, shape in shapes.items()}, inputs)
     return {
-        name: multiplier * _layer_multiplier(name, len(shapes[name]), layers, inputs, decay)
-        for name, multiplier in multipliers.items()
+        name: _layer_multiplier(adapted[name], len(shape), layers, inputs, config.layer_decay)
+        for name, shape in shapes.items()
     }
 
 
 def weight_decays(config: Optim, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
     """The weight decay by parameter name: `weight_decay` times the value of the first of
-    `weight_decay_rules` that matches, else 0.
+    `weight_decay_rules` that matches, else 0. A rule that matches a kernel matches its adapter too: both of its
+    matrices decay, as in PEFT and loralib.
     """
-    patterns.check_rules(config.weight_decay_rules, list(shapes), "config.optim.weight_decay_rules")
+    names = {name: (name, *lora.kernel_names(name)) for name in shapes}
+    known = list(itertools.chain.from_iterable(names.values()))
+    patterns.check_rules(config.weight_decay_rules, known, "config.optim.weight_decay_rules")
     return {
-        name: config.weight_decay * patterns.first_match(config.weight_decay_rules, name, 0.0)
+        name: config.weight_decay * _first_rule(config.weight_decay_rules, names[name], 0.0)
         for name in shapes
     }
+
+
+def _first_rule(rules: Sequence[tuple[str, float]], names: Sequence[str], default: float) -> float:
+    """The value of the first rule that matches one of the names of a parameter, else `default`."""
+    for pattern, value in rules:
+        if patterns.matching([pattern], names):
+            return value
+    return default
 
 
 def _layer_multiplier(

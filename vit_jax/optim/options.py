@@ -108,7 +108,8 @@ class Optim:
     )
     eps: float = option(
         1e-8,
-        "adamw, nadamw, schedule_free, lamb: added to the root of the second moment; rmsprop: to the moment itself",
+        "adamw, nadamw, schedule_free, lamb, and those of matrices but muon: added to the root of the second moment; "
+        "rmsprop: to the moment itself",
         minimum=0,
         when={"name": lambda name: name not in ("sgd", "lars", "adafactor", "lion")},
     )
@@ -168,8 +169,9 @@ class Optim:
         when={"name": is_of_matrices},
     )  # fmt: skip
     moment_dtype: str = option(
-        "float32", "type the first moment is kept in", choices=("float32", "bfloat16")
-    )
+        "float32", "type the first moment is kept in", choices=("float32", "bfloat16"),
+        when={"name": lambda name: name != "schedule_free"},
+    )  # fmt: skip
     clip: float = option(1.0, "largest global norm of the gradient; 0: no clipping", minimum=0)
     weight_decay: float = option(0.0, "weight decay, see weight_decay_by", minimum=0, maximum=1e4)
     weight_decay_end: float | None = option(

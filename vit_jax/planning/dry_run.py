@@ -23,7 +23,8 @@ from vit_jax.planning.elsewhere import Elsewhere, check_elsewhere, plan_lines
 from vit_jax.planning.plan import known_data
 from vit_jax.training import positions, preflight, starting
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
-from vit_jax.training.guards import check_batch
+from vit_jax.training.guards import changed_fields, check_batch
+from vit_jax.training.state_changes import check_state
 from vit_jax.training.upkeep import announce
 from vit_jax.training.with_data import describe_run, subject_of
 
@@ -98,6 +99,8 @@ def dry_run(
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
     lines += announce.warnings(config, examples)
+    params, _ = jax.eval_shape(assembly.networks.init, jax.random.key(0))
+    lines += announce.unreached_options(assembly, params)
     estimate = rough.estimate(assembly, on_cpu=on_cpu and elsewhere is None)
     lines.append(rough.text(estimate))
     plan = None
@@ -144,9 +147,16 @@ def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike)
         return
     description = describe_run(assembly, source)
     starting.check_same_run(assembly.config, saved, description)
-    steps = reading.saved_steps(places.locate(workdir, "--workdir") / reading.FOLDER)
-    if steps:
-        positions.check_position(max(steps), assembly.total_steps, saved, description, workdir)
+    folder = places.locate(workdir, "--workdir") / reading.FOLDER
+    steps = reading.saved_steps(folder)
+    if not steps:
+        return
+    newest = max(steps)
+    positions.check_position(newest, assembly.total_steps, saved, description, workdir)
+    if changed := changed_fields(saved, description):
+        state = jax.eval_shape(assembly.init, jax.random.key(0))
+        check_state(folder / str(newest), state.parts(), changed)
+    starting.warn_of_changes(saved, description)
 
 
 def _unfit_mesh(config: Config, missing: str) -> str:

@@ -20,6 +20,7 @@ from vit_jax.interchange import loading
 from vit_jax.models import layer_features, registry
 from vit_jax.models.contract import PatchBatch
 from vit_jax.models.layer_features import LayerFeatures
+from vit_jax.prediction import finite
 from vit_jax.prediction.images import Compiled, Named, native_size, read_ahead
 
 
@@ -152,6 +153,9 @@ def compute_features(
       run: from `at_size`.
       compiled: from `compile_features`.
       rows: of the arrays that the devices see; by default as many as images in the first batch.
+
+    Raises:
+      CheckpointError: features are not finite.
     """
     weights = registry.split(run.model)[1]
     size = rows
@@ -163,10 +167,14 @@ def compute_features(
         bad = [image for _, image in decoded if isinstance(image, BadImage)]
         under_way.append((names, real, bad, compiled.function(weights, images)))
         if len(under_way) > 1:
-            yield _on_host(*under_way.popleft())
+            yield _on_host(run, *under_way.popleft())
     while under_way:
-        yield _on_host(*under_way.popleft())
+        yield _on_host(run, *under_way.popleft())
 
 
-def _on_host(names: list[str], real: np.ndarray, bad: list[BadImage], arrays) -> tuple:
-    return names, jax.tree.map(lambda x: x[real], jax.device_get(arrays)), bad
+def _on_host(
+    run: TrainedModel, names: list[str], real: np.ndarray, bad: list[BadImage], arrays
+) -> tuple:
+    arrays = jax.tree.map(lambda x: x[real], jax.device_get(arrays))
+    finite.check_answers(run, names, arrays)
+    return names, arrays, bad

@@ -28,7 +28,7 @@ from vit_jax.evaluation import maps, panoptic
 from vit_jax.evaluation.forward import data_of
 from vit_jax.models import registry
 from vit_jax.pictures import masks
-from vit_jax.prediction import output_names
+from vit_jax.prediction import finite, output_names
 from vit_jax.prediction.images import Named
 from vit_jax.prediction.json_lines import JsonLines, checksum_of, content_mark
 
@@ -90,6 +90,7 @@ class Segmenter:
     """A model that segments, for images of any size.
 
     Attributes:
+      run: the model.
       data: how images are normalised, the section `config.data`.
       classes: their names.
       answers: the forward pass, jitted, see `maps.make_answers`.
@@ -123,12 +124,13 @@ class Segmenter:
         self._windows, self._grain = windows or self._options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, self.things)
         self.data, self.classes = data_of(run), run.classes
-        self.answers, self._run = jax.jit(maps.make_answers(run.own.networks, self.data)), run
+        self.answers = jax.jit(maps.make_answers(run.own.networks, self.data))
+        self.run = run
 
     @property
     def weights(self) -> tuple[registry.Weights, registry.Weights]:
         """Of the model as it is now, and of what the objective owns: the first two arguments of `answers`."""
-        return registry.split(self._run.model)[1], self._run.own.weights
+        return registry.split(self.run.model)[1], self.run.own.weights
 
     def made_by(self) -> dict[str, Any]:
         """What maps depend on, for those that are continued: they have to be of the same."""
@@ -164,6 +166,9 @@ def segment(
       segmenter: the model.
       files: images of any size, see `images.find_images`.
       batch_size: images at a time, and windows at most.
+
+    Raises:
+      CheckpointError: an answer of the model is not finite.
     """
     data, weights = segmenter.data, segmenter.weights
 
@@ -195,6 +200,8 @@ def segment(
                     yield image
                     continue
                 own = [answers.popleft() for _ in cut.pixels]
+                for answer in own:
+                    finite.check_answers(segmenter.run, [file.name], [x[None] for x in answer])
                 yield segmenter.join(file.name, image, cut, own)
 
 

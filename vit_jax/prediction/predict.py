@@ -27,6 +27,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
+from vit_jax.prediction import finite
 from vit_jax.prediction.images import (
     Compiled,
     Named,
@@ -83,6 +84,7 @@ def predict(
 
     Raises:
       ConfigError: it is not known how images are normalised, the model has no head, or the thresholds do not fit it.
+      CheckpointError: an answer of the model is not finite.
     """
     check_head(run)
     best = best or make_best(run)
@@ -110,6 +112,7 @@ def predict(
                 yield image
             else:
                 probabilities, classes = next(answered)
+                finite.check_answers(run, [file.name], probabilities[None])
                 yield Prediction(
                     file.name,
                     tuple(run.classes[c] for c in classes),

@@ -56,7 +56,9 @@ class WordSegmenter(Segmenter):
         self.things, self.table = (), None
         self._windows, self._grain = windows or options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, ())
-        self.data, self.classes, self._run = data_of(run), tuple(words), run
+        self.run = run
+        self.data = data_of(run)
+        self.classes = tuple(words)
         threshold = options.threshold if threshold is None else threshold
         self._options = dataclasses.replace(options, threshold=threshold)
         self.black = threshold > by_words.ANY

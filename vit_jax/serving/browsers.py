@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 from vit_jax.serving.limits import Refusal
 
-# No answer is taken for another kind of content, or shown inside of a page from elsewhere.
+# No answer is taken for another kind of content, or shown inside of a page from elsewhere; nor does it name the library
+# that gives it, and its version.
 HEADERS = {
+    "Server": "vit_jax",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",

@@ -30,6 +30,7 @@ def serve(
     announce: Callable[[dict[str, Any]], None],
     names: Collection[str] = (),
     follow: bool = False,
+    drain: float = 0.0,
     engine: str = "xla",
     precision: str = "float32",
     settings: Sequence[tuple[str, str]] = (),
@@ -43,6 +44,7 @@ def serve(
       batch_size: images, or their windows, computed together, at most.
       names: host names of requests, see `Server`.
       follow: whether newer checkpoints of a run take the place of the one that is served, see `following.py`.
+      drain: seconds; for so long requests are still taken after the signal, see `Server.stop`.
       engine, precision: what computes classes, see `engines.make_classifier`.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
@@ -94,7 +96,7 @@ def serve(
         if following:
             following.cancel()
         logging.info("stopping: requests that are there are answered")
-        await server.stop()
+        await server.stop(drain)
 
     asyncio.run(until_stopped())
 

@@ -4,7 +4,7 @@
     POST /predict  the bytes of an image: what is in it, see `replies.py`
     POST /mask     the same to a model that segments: the mask as PNG
     GET  /model    what the model is
-    GET  /healthz  200 while it takes requests, 503 once it stops
+    GET  /healthz  200 while it takes requests, 503 once it stops: for a readiness probe
     GET  /metrics  for Prometheus
 
 A request that cannot be served gets a status and {"error": SENTENCE}.
@@ -23,13 +23,15 @@ import prometheus_client
 from absl import logging
 from aiohttp import hdrs, web
 
-from vit_jax.base import sizes
+from vit_jax.base import logs, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
+from vit_jax.prediction.finite import all_finite
 from vit_jax.serving import browsers
 from vit_jax.serving.batching import Batcher
 from vit_jax.serving.bodies import Bodies, Body, client_of
+from vit_jax.serving.connections import Runner
 from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
 from vit_jax.serving.map_network import MapNetwork
@@ -43,6 +45,11 @@ _GONE = 499  # the status, in metrics, of a request whose client did not wait
 _BACKLOG = 1024  # connections that the system holds until they are accepted
 _ACCEPT_SECONDS, _LAST_SECONDS = 0.05, 0.2  # see `Server.stop`
 _USAGE = "POST the bytes of an image to /predict: curl --data-binary @FILE URL/predict"
+_NOT_FINITE = (
+    "what the model answers is not finite (NaN or infinity): its training diverged, its file is damaged, or numbers "
+    "become too large for this image"
+)
+_MOST_WHY = 200  # characters that the log has of what is no HTTP
 _HTTP = {404: f"there is nothing here; {_USAGE}", 405: _USAGE}
 
 
@@ -108,8 +115,8 @@ class Server:
             web.get("/model", self._model), web.get("/healthz", self._health), web.get("/metrics", self._metrics),
         ])  # fmt: skip
         seconds = self._limits.seconds
-        self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=seconds, shutdown_timeout=2 * seconds,
+        self._runner = Runner(
+            app, self._refuse, shutdown_timeout=2 * seconds, access_log=None, keepalive_timeout=seconds,
             auto_decompress=False,
         )  # fmt: skip
         await self._runner.setup()
@@ -131,9 +138,15 @@ class Server:
         port = self._runner.addresses[0][1]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def stop(self) -> None:
-        """Answers all requests that are there, and ends."""
+    async def stop(self, drain: float = 0.0) -> None:
+        """Answers all requests that are there, and ends.
+
+        Args:
+          drain: seconds. For so long it still takes requests while /healthz says 503, so that a readiness probe sees it
+            and sends them elsewhere.
+        """
         self._stopping = True
+        await asyncio.sleep(drain)
         # 1. The system takes no more connections, and those that it holds are accepted: to close the port would
         #    reset them. 2. The port is closed. 3. What is connected may still ask. 4. All is answered.
         self._socket.listen(0)
@@ -171,6 +184,15 @@ class Server:
             response.headers.setdefault(name, value)
         if self._stopping:
             response.force_close()
+        return response
+
+    def _refuse(self, status: int, why: str) -> web.Response:
+        """Makes the reply to bytes that are no HTTP; see `connections`."""
+        line = " ".join(why.split())[:_MOST_WHY]
+        logging.info("what is no request got %d: %s", status, logs.printable(line))
+        self.metrics.requests.labels("other", status).inc()
+        response = _sentence(status, f"this is no HTTP request that can be understood; {_USAGE}")
+        response.headers.update(browsers.HEADERS)
         return response
 
     async def _predict(self, request: web.Request) -> web.Response:
@@ -232,7 +254,8 @@ class Server:
 
     def _compute(self, images: list[np.ndarray]) -> Sequence[Any]:
         self.metrics.batches.observe(len(images))
-        return self._network.classify(images)
+        answers = self._network.classify(images)
+        return [answer if all_finite(answer) else Refusal(500, _NOT_FINITE) for answer in answers]
 
     async def _page(self, _) -> web.Response:
         headers = browsers.page_headers(_PAGE)

@@ -200,6 +200,9 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     if typed.data.examine and workdir:
         typed = dataclasses.replace(typed, data=guards.data_as_begun(typed.data, workdir))
+    if typed.objective.name == "sum" and workdir:
+        objective = guards.sum_as_begun(typed.objective, workdir)
+        typed = dataclasses.replace(typed, objective=objective)
     augment.check_augmentation(typed.augment, typed.data.channels)
     crops.check_crops(typed.data)
     sources.check_path(typed.data)
@@ -339,6 +342,7 @@ def assemble(config: Config, **data: Any) -> Assembly:
         to_steps=made.to_steps,
         layers=model_config.layers,
         inputs=model_config.inputs,
+        starts=networks.starts(),
     )
     return Assembly(
         **vars(made) | {"networks": networks},

@@ -9,6 +9,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from absl import logging
@@ -54,6 +55,7 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     compare |= dict.fromkeys(PATTERNS, _same_patterns)
+    compare["config.objective.rest"] = _as_begun
     compare["config.objective.tokenizer_digest"] = lambda old, new: old in (None, "", new)
     if not description["model"].get("num_classes"):
         compare["config.init_reset"] = _same_without_head
@@ -111,6 +113,19 @@ def data_as_begun(data: Data, workdir: epath.PathLike) -> Data:
     return dataclasses.replace(data, examine=False)
 
 
+def sum_as_begun(objective: Any, workdir: epath.PathLike) -> Any:
+    """The options of a sum, whose late terms rest if they do in the run in `workdir`. In a run of an earlier version
+    they do not, and its saved state has no counts of their own.
+
+    Args:
+      objective: `config.objective` of a run.
+    """
+    saved = reading.newest_description(workdir)
+    if saved is None:
+        return objective
+    return dataclasses.replace(objective, rest=saved["config"]["objective"].get("rest", False))
+
+
 def _same_place(before: str, now: str) -> bool:
     """Whether two paths, the second of which is absolute, lead to the same place. An earlier version
     kept a path as it was typed, whatever the working folder: then the end of it has to agree.
@@ -130,6 +145,11 @@ def _same_mixture(before: list, now: list) -> bool:
         old[1] == new[1] and _same_place(old[0], new[0])
         for old, new in zip(before, now, strict=True)
     )
+
+
+def _as_begun(before: bool | None, now: bool | None) -> bool:
+    """That both are the same: the run has the value that it began with, see `sum_as_begun`."""
+    return True
 
 
 def _same_patterns(before: list, now: list) -> bool:

@@ -228,7 +228,9 @@ class _Run:
             step = int(self.state.step)
             if stopped and step < total:
                 self._interrupt(step)
-        self._save_now(step)  # before the last evaluation, which may fail
+        # The last evaluation may fail, and no checkpoint holds its result: a next start makes it first.
+        self.evaluation_is_due = self.evaluated_at != step
+        self._save_now(step)
         self.callbacks.raise_error()
         if self.evaluated_at != step:
             self._evaluate(step)
@@ -426,6 +428,7 @@ class _Run:
             self._continue_from(saved)
         step = int(self.state.step)
         self.meter.rewind(step, saved.get("window", ()), saved.get("window_skipped"))
+        self.writers.rewind(step)
         return step
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import jax
 from absl import logging
+from etils import epath
 
 from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import fingerprints, saving
+from vit_jax.checkpoints import fingerprints, reading, saving
 from vit_jax.checkpoints.lora import BASE
 from vit_jax.config import Config
 from vit_jax.models.registry import Weights
@@ -21,6 +22,7 @@ from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import changed_fields, few_other_images
 from vit_jax.training.state import TrainState
+from vit_jax.training.state_changes import check_state
 from vit_jax.training.upkeep.clock import KINDS
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Start:
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
         restored = self.checkpoints.restore_latest(
-            self.like.parts(), self._check_same_run, self._restored_locally
+            self.like.parts(), self._check_checkpoint, self._restored_locally
         )
         if restored:
             step, parts = restored
@@ -70,6 +72,7 @@ class Start:
                 self.description,
                 self.checkpoints.workdir,
             )
+            warn_of_changes(self.saved, self.description)
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
             state = self.like.with_parts(parts)
             if state.base is not None:
@@ -115,6 +118,13 @@ class Start:
             path = os.path.abspath(path)
         self.description[BASE] = {"path": path, "digest": fingerprints.digest(base)}
 
+    def _check_checkpoint(self, saved: dict, folder: epath.Path) -> None:
+        """Raises `ConfigError` unless the run can continue from a checkpoint in the workdir."""
+        self._check_same_run(saved)
+        if changed := changed_fields(saved, self.description):
+            like = self.like.parts()
+            reading.everywhere(lambda: check_state(folder, like, changed) or {})
+
     def _check_same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the saved run is a different one."""
         if saved.get("pixels") != self.description["pixels"] and jax.process_index() == 0:
@@ -149,22 +159,35 @@ class Start:
 
 
 def check_same_run(config: Config, saved: dict, description: dict) -> None:
-    """Raises `ConfigError` if the run that a checkpoint is of, `saved`, is another than `description`."""
+    """Raises `ConfigError` if the run that a checkpoint is of, `saved`, is another than `description`, and the config
+    does not allow it.
+    """
     if (few := few_other_images(saved, description)) and jax.process_index() == 0:
         logging.warning("%s", few)
     changed = changed_fields(saved, description)
-    if not changed:
+    if not changed or config.checkpoint.on_config_change != "error":
         return
-    message = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
     moved = positions.changed_steps(saved, description)
-    if config.checkpoint.on_config_change == "error":
-        allow = ", or --config.checkpoint.on_config_change=allow"
-        put_back = (
-            f", or put config.{' and config.'.join(moved)} back, which no option allows to change"
+    allow = ", or --config.checkpoint.on_config_change=allow"
+    put_back = (
+        f", or put config.{' and config.'.join(moved)} back, which no option allows to change"
+    )
+    raise ConfigError(
+        f"{_difference(changed)}. Use another --workdir{put_back if moved else allow}"
+    )
+
+
+def warn_of_changes(saved: dict, description: dict) -> None:
+    """Logs the changes of the config with which a run continues, once nothing refuses it any more."""
+    changed = changed_fields(saved, description)
+    if changed and jax.process_index() == 0:
+        logging.warning(
+            "%s; continuing, as config.checkpoint.on_config_change says", _difference(changed)
         )
-        raise ConfigError(f"{message}. Use another --workdir{put_back if moved else allow}")
-    if jax.process_index() == 0 and not moved:  # else `check_position` refuses it with its step
-        logging.warning("%s; continuing, as config.checkpoint.on_config_change says", message)
+
+
+def _difference(changed: list[str]) -> str:
+    return f"the config differs from the one this run was started with, in {'; '.join(changed)}"
 
 
 def _with_anchor(assembly: Assembly, state: TrainState) -> TrainState:

@@ -124,7 +124,8 @@ def make_gradient(
             means = {name: jnp.mean(value) for name, value in metrics.items()}
             variables = on_devices.variables_of(learner, variables)
             mean = jnp.mean(loss)
-            return mean if weight == 1 else weight * mean, (means | {"loss": mean}, variables)
+            others = (means | {"loss": mean}, variables, learner.observed)
+            return mean if weight == 1 else weight * mean, others
 
         def of_batch(params: dict, *rest):
             grads, others = jax.grad(loss_of, has_aux=True)(place.stored(params), *rest)
@@ -138,7 +139,12 @@ def make_gradient(
             rho = sharpness.radius(config.optim, rate)
             gradient_of = sharpness.aware(gradient_of, config.optim, rho)
         own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
-        grads, (metrics, own) = gradient_of(state.params, own, {**images, **targets}, model_key)
+        batch = {**images, **targets}
+        grads, (metrics, own, observed) = gradient_of(state.params, own, batch, model_key)
+        if observed:
+            learner = state.learner(on_devices, variables=own)
+            metrics |= objective.update_state(learner.own, observed, state.step)
+            own = on_devices.variables_of(learner, own)
         return grads, metrics, own
 
     return gradient
@@ -302,10 +308,16 @@ def _shapes(batch: Batch) -> tuple:
 
 def _accumulated(gradient_of: Callable, parts: int) -> Callable:
     """`gradient_of` over `parts` equal parts of the batch, one after the other; the mean is that of
-    the whole batch. State that is not trained goes from each part to the next.
+    the whole batch. State that is not trained goes from each part to the next; observations of the parts are
+    stacked, (parts, …).
     """
+
+    def alone(*arguments):
+        grads, (metrics, variables, observed) = gradient_of(*arguments)
+        return grads, (metrics, variables, jax.tree.map(lambda x: x[None], observed))
+
     if parts == 1:
-        return gradient_of
+        return alone
 
     def accumulated(params, variables, batch, key):
         # Part i takes every parts-th example, so that each part is spread over all devices and
@@ -320,16 +332,16 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
                 for name, x in batch.items()
                 if name.startswith("image")
             }
-            grads, (metrics, variables) = gradient_of(params, variables, batch, key)
-            return (jax.tree.map(jnp.add, total, (grads, metrics)), variables), None
+            grads, (metrics, variables, observed) = gradient_of(params, variables, batch, key)
+            return (jax.tree.map(jnp.add, total, (grads, metrics)), variables), observed
 
         first = jax.tree.map(lambda x: x[0], cut)
-        grads, (metrics, _) = jax.eval_shape(gradient_of, params, variables, first, key)
+        grads, (metrics, *_) = jax.eval_shape(gradient_of, params, variables, first, key)
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (grads, metrics))
         keys = jax.random.split(key, parts)
-        (total, variables), _ = jax.lax.scan(add, (zero, variables), (cut, keys))
+        (total, variables), observed = jax.lax.scan(add, (zero, variables), (cut, keys))
         grads, metrics = jax.tree.map(lambda x: x / parts, total)
-        return grads, (metrics, variables)
+        return grads, (metrics, variables, observed)
 
     return accumulated
 

@@ -90,6 +90,23 @@ def read_vectors(
     return [text and _ones(text) for text in texts], length
 
 
+def check_no_scores(texts: Iterable[str], names_file: object, where: str) -> None:
+    """Raises `ConfigError`, a question, if labels are numbers with fractions: scores, or names that look like them.
+
+    Args:
+      texts: all labels that occur.
+      names_file: where names of classes would be.
+      where: what has the labels, for errors.
+    """
+    texts = sorted(texts)
+    if texts and all(map(_NUMBER.fullmatch, texts)) and any(map(_is_fraction, texts)):
+        shown = ", ".join(texts[:3])
+        raise ConfigError(
+            f"{where}: the labels {shown} are numbers with fractions. Scores cannot be learned here. If they are the "
+            f"names of classes, write them into {names_file}, one a line, in the order of the classes"
+        )
+
+
 def _ones(vector: tuple[str, ...]) -> tuple[str, ...]:
     """('0', '1', '1') -> ('1', '2'): the classes that an image has."""
     return tuple(str(i) for i, item in enumerate(vector) if item.lower() in _ONE)

@@ -19,7 +19,7 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
-from vit_jax.data.sources.label_texts import read_vectors
+from vit_jax.data.sources.label_texts import check_no_scores, read_vectors
 from vit_jax.data.sources.split_names import aliases, has_both_sides
 from vit_jax.data.sources.summary import Summary, count_labels
 from vit_jax.data.sources.text import read_text, same_text
@@ -291,6 +291,8 @@ def number_labels(
     if not occurring and names is None and not vector_length:
         return (), False, [None] * len(texts)
     numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring) and not numbers_are_names
+    if names is None:
+        check_no_scores(occurring, names_file, where(0))
     if names is not None:
         classes = tuple(names)
     elif vector_length:

@@ -10,7 +10,7 @@ Where it is not as the authors' code: half of the global views are masked there 
 one of the two of each image, so that the masked patches of an image stay on its device. Sinkhorn-Knopp
 takes the whole batch, as theirs; so does KoLeo, which compares the images of a device there: what is
 learned would depend on how many devices there are. `koleo_images` compares as many as theirs did. With
-`config.accumulate` both take one part of the batch, and the centre moves with each part. One norm is
+`config.accumulate` both take one part of the batch; the centre moves once a step, by all parts. One norm is
 clipped, that of all gradients; there those of backbone and heads apart.
 
 DINOv3 (2508.10104) continues with Gram anchoring, see `gram`, and with views of several sizes
@@ -19,6 +19,7 @@ DINOv3 (2508.10104) continues with Gram anchoring, see `gram`, and with views of
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ from vit_jax.objectives.dino import block_masks, gram, losses
 from vit_jax.objectives.dino.options import DinoOptions
 from vit_jax.objectives.dino.views import ViewModels, check_models, models_of
 
+_CENTRES = ("centre", "patch_centre")
 _EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
 
 
@@ -238,7 +240,29 @@ class Dino(Objective):
             groups = groups.reshape(2, -1, compared, features.shape[-1])
             metrics["koleo_loss"] = losses.koleo(groups).reshape(2, -1).sum(0)
             loss += options.koleo * metrics["koleo_loss"]
-        return loss, metrics | self._watch(own, probabilities)
+        entropies = _entropy(probabilities).mean(1)
+        learner.observed["teacher"] = {
+            "mean": probabilities.mean((0, 1)),
+            "entropy": entropies.mean(),
+        }
+        return loss, metrics | {"teacher_entropy": entropies}
+
+    def update_state(
+        self, own: Own, observed: dict[str, Any], step: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Moves the centres, and counts the steps in a row with equal outputs of the teacher."""
+        for name in _CENTRES:
+            if name in observed:
+                centre = getattr(own, name)
+                momentum = self.options.centre_momentum
+                centre[...] = losses.moved_centre(centre[...], observed[name], momentum)
+        teacher = observed["teacher"]
+        information = _entropy(teacher["mean"].mean(0)) - teacher["entropy"].mean(0)
+        own.equal_steps[...] = jnp.where(information < _EQUAL, own.equal_steps[...] + 1, 0)
+        return {
+            "teacher_information": information,
+            "collapsed_steps": own.equal_steps[...].astype(jnp.float32),
+        }
 
     def _views_in(self, batch: Batch) -> ViewModels:
         """The sizes that the views of a batch have."""
@@ -293,16 +317,14 @@ class Dino(Objective):
     def _probabilities(
         self, learner: Learner, logits: jax.Array, centre: str, present: jax.Array | None = None
     ) -> jax.Array:
-        """The teacher's, for its logits (…, K), of which those not `present` (…) only fill the array; the
-        centre of this name moves.
+        """The teacher's probabilities for its logits (…, K), by the centre of this name. Rows that are not `present`
+        (…) are padding.
         """
         temperature = self.temperature(learner.step)
         if self.options.centering == "sinkhorn":
             return losses.sinkhorn(logits, temperature, present)
-        variable = getattr(learner.own, centre)
-        now = variable[...]
-        variable[...] = losses.moved_centre(now, logits, self.options.centre_momentum, present)
-        return losses.centred(logits, now, temperature)
+        learner.observed[centre] = losses.sum_of_logits(logits, present)
+        return losses.centred(logits, getattr(learner.own, centre)[...], temperature)
 
     def _masks(self, key: jax.Array, batch: int, views: ViewModels) -> jax.Array:
         """(B, 2, N) bool: of each image one of the two global views is masked, by shares that are spread
@@ -316,23 +338,6 @@ class Dino(Objective):
         first = jax.random.bernoulli(which_key, shape=(batch, 1))
         return jnp.stack([masks & first, masks & ~first], axis=1)
 
-    def _watch(self, own: Own, probabilities: jax.Array) -> dict[str, jax.Array]:
-        """Metrics of the teacher's probabilities (B, 2, K), whether it has collapsed."""
-
-        def entropy(p: jax.Array) -> jax.Array:
-            return -jnp.sum(p * jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny)), axis=-1)
-
-        each = entropy(probabilities).mean(1)
-        information = entropy(probabilities.mean((0, 1))) - each.mean()
-        own.equal_steps[...] = jnp.where(information < _EQUAL, own.equal_steps[...] + 1, 0)
-        same = {
-            "teacher_information": information,
-            "collapsed_steps": own.equal_steps[...].astype(jnp.float32),
-        }
-        return {"teacher_entropy": each} | {
-            name: jnp.broadcast_to(value, each.shape) for name, value in same.items()
-        }
-
     def _held_out(self, learner: Learner, images: jax.Array):
         """The cross-entropy of teacher and student on images (B, H, W, C) that no view was cut from: an
         example's own, whatever others are in the batch.
@@ -345,6 +350,11 @@ class Dino(Objective):
         temperature = self.options.student_temperature
         loss = losses.cross_entropy(probabilities, student, temperature)[:, 0]
         return loss, {}
+
+
+def _entropy(p: jax.Array) -> jax.Array:
+    """(…, K) -> (…), in nats."""
+    return -jnp.sum(p * jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny)), axis=-1)
 
 
 def _look(

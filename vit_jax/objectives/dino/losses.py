@@ -100,19 +100,25 @@ def centred(logits: jax.Array, centre: jax.Array, temperature: jax.Array | float
     return jax.nn.softmax((logits - centre) / temperature, axis=-1)
 
 
-def moved_centre(
-    centre: jax.Array, logits: jax.Array, momentum: float, weights: jax.Array | None = None
-) -> jax.Array:
-    """The centre (K,) for the next step, moved towards the mean of the teacher's logits (…, K).
+def sum_of_logits(logits: jax.Array, weights: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Observations of a part of a batch for the centre: `sum` (K,) of the teacher's logits (…, K), and their `count`.
 
     Args:
-      weights: (…) of the rows in the mean, 0 for those that are not there; by default all are alike.
+      weights: (…) 1 for the rows that count, 0 for padding; by default all count.
     """
     axes = tuple(range(logits.ndim - 1))
     if weights is None:
-        mean = logits.mean(axes)
-    else:
-        mean = (logits * weights[..., None]).sum(axes) / jnp.maximum(weights.sum(), 1)
+        return {"sum": logits.sum(axes), "count": jnp.float32(logits.size // logits.shape[-1])}
+    return {"sum": (logits * weights[..., None]).sum(axes), "count": weights.sum()}
+
+
+def moved_centre(centre: jax.Array, sums: dict[str, jax.Array], momentum: float) -> jax.Array:
+    """The centre (K,) for the next step, moved towards the mean of the teacher's logits.
+
+    Args:
+      sums: the results of `sum_of_logits`, stacked over the parts: (parts, K) and (parts,).
+    """
+    mean = sums["sum"].sum(0) / jnp.maximum(sums["count"].sum(0), 1)
     return momentum * centre + (1 - momentum) * mean
 
 

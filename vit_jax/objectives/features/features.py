@@ -14,6 +14,7 @@ probability that a teacher is dropped, see `losses.drop`.
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -213,11 +214,22 @@ class Features(OutputTerm):
                 distances.append(each.reshape(len(images), -1).mean(1))
                 alike.append(cosines.reshape(len(images), -1).mean(1))
                 if standard is not None and not learner.held_out:
-                    standard.update(target, self._weight(learner.step))
+                    learner.observed[f"{number}_{kind}"] = standard.observe(target)
             of_teachers.append(jnp.stack(distances).mean(0))
             metrics[f"cosine_{number}"] = jnp.stack(alike).mean(0)
         loss = self._combined(jnp.stack(of_teachers), learner, rngs)
         return jnp.where(ready, loss, 0.0), metrics
+
+    def update_state(
+        self, own: Own, observed: dict[str, Any], step: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Moves the statistics of the teachers' features."""
+        for number, standards in enumerate(own.standards):
+            for kind, standard in standards.items():
+                name = f"{number}_{kind}"
+                if name in observed:
+                    standard.update(observed[name], self._weight(step))
+        return {}
 
     def _combined(self, of_teachers: jax.Array, learner: Learner, rngs: nnx.Rngs) -> jax.Array:
         """(T, B) -> (B,)."""

@@ -1,7 +1,7 @@
 """Features of teachers brought to one scale, so that no teacher and no channel outweighs others.
 
-Statistics are those of all rows of a batch, on all devices together, and part of the objective's state: a resumed run
-continues with them. With `config.accumulate` they move with each part of the batch.
+Statistics are of all rows of a batch, on all devices and in all its parts (`config.accumulate`). They are state of the
+objective: a resumed run continues with them.
 """
 
 import math
@@ -35,15 +35,30 @@ class Moments(nnx.Module):
         """(…, D) -> the same, float32."""
         return (x.astype(jnp.float32) - self.mean[...]) / (self.std[...] + _LEAST)
 
-    def update(self, x: jax.Array, weight: jax.Array) -> None:
-        """Moves towards the moments of a batch (…, D), of the deviation the unbiased estimate.
+    def observe(self, x: jax.Array) -> dict[str, jax.Array]:
+        """Observations of a part of a batch (…, D): its rows, their mean and their squared deviations."""
+        x = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+        mean = x.mean(0)
+        return {
+            "rows": jnp.float32(len(x)),
+            "mean": mean,
+            "squares": jnp.square(x - mean).sum(0),
+        }
+
+    def update(self, observed: dict[str, jax.Array], weight: jax.Array) -> None:
+        """Moves towards the moments of a batch, of the deviation the unbiased estimate.
 
         Args:
+          observed: the results of `observe`, stacked over equal parts of the batch: (parts, …) each.
           weight: of the batch.
         """
-        x = x.astype(jnp.float32).reshape(-1, x.shape[-1])
-        std = x.std(0, ddof=1) + _LEAST
-        for variable, now in ((self.mean, x.mean(0)), (self.std, std)):
+        rows = observed["rows"]
+        means = observed["mean"]
+        mean = means.mean(0)
+        between = (rows[:, None] * jnp.square(means - mean)).sum(0)
+        squares = observed["squares"].sum(0) + between
+        std = jnp.sqrt(squares / (rows.sum(0) - 1)) + _LEAST
+        for variable, now in ((self.mean, mean), (self.std, std)):
             variable[...] = (1 - weight) * variable[...] + weight * now
 
 
@@ -76,17 +91,34 @@ class PhiS(nnx.Module):
             "...d,ed->...e", centred, self.matrix[...], precision=jax.lax.Precision.HIGHEST
         )
 
-    def update(self, x: jax.Array, weight: jax.Array) -> None:
-        """Collects a batch (…, D), while it is not ready; all batches count the same."""
+    def observe(self, x: jax.Array) -> dict[str, jax.Array]:
+        """Observations of a part of a batch (…, D): its mean and covariance; zeros once PHI-S is ready."""
         x = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+
+        def moments() -> tuple[jax.Array, jax.Array]:
+            batch_mean = x.mean(0)
+            return batch_mean, _products(x - batch_mean)
+
+        def zeros() -> tuple[jax.Array, jax.Array]:
+            return jnp.zeros_like(self.mean[...]), jnp.zeros_like(self.matrix[...])
+
+        mean, within = jax.lax.cond(self.is_ready, zeros, moments)
+        return {"mean": mean, "within": within}
+
+    def update(self, observed: dict[str, jax.Array], weight: jax.Array) -> None:
+        """Collects a batch, while it is not ready; all batches count the same.
+
+        Args:
+          observed: the results of `observe`, stacked over equal parts of the batch: (parts, …) each.
+          weight: unused, `Moments` takes it.
+        """
         seen, mean, matrix = self.seen[...], self.mean[...], self.matrix[...]
 
         def collect() -> tuple[jax.Array, jax.Array]:
             # Chan's way: nothing large is subtracted from anything large.
-            batch_mean = x.mean(0)
-            centred, apart = x - batch_mean, batch_mean - mean
-            exact = jax.lax.Precision.HIGHEST
-            within = jnp.einsum("nd,ne->de", centred, centred, precision=exact) / len(x)
+            batch_mean = observed["mean"].mean(0)
+            within = observed["within"].mean(0) + _products(observed["mean"] - batch_mean)
+            apart = batch_mean - mean
             share = 1 / (seen + 1)
             covariance = (1 - share) * (matrix + share * jnp.outer(apart, apart)) + share * within
             return mean + share * apart, covariance
@@ -99,6 +131,12 @@ class PhiS(nnx.Module):
 
         self.mean[...], self.matrix[...] = jax.lax.cond(self.is_ready, lambda: (mean, matrix), look)
         self.seen[...] = jnp.minimum(seen + 1, self.batches)
+
+
+def _products(centred: jax.Array) -> jax.Array:
+    """The mean of the outer products of rows: (N, D) -> (D, D)."""
+    exact = jax.lax.Precision.HIGHEST
+    return jnp.einsum("nd,ne->de", centred, centred, precision=exact) / len(centred)
 
 
 def phi_s(covariance: jax.Array) -> jax.Array:

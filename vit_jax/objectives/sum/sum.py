@@ -5,13 +5,13 @@ average, and what it needs of a batch (`targets`). Terms that are an `OutputTerm
 sees the images its own way, and has a forward pass of its own. If a term learns from labels the model has a head and is
 judged by it. Beside a term of several views (`config.data.views`) the others see one of them, which it does not see.
 
-A term that has not begun costs nothing but that shared pass, unless it has state (running moments): that moves from the
-first step on. The term with a moving average waits, state and all: until it begins the average is the student, and its
-steps count from there.
+A term that has not begun costs nothing but that shared pass, and its own parameters rest. If it has state (running
+moments), that moves from the first step on. The term with a moving average waits, state and all: until it begins the
+average is the student, and its steps count from there.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -51,6 +51,11 @@ class SumOptions(TokenOptions):
         (),
         "(name, options) of objectives; besides their own options weight (1) and start, a duration before which a term "
         "does not count: (('image_text', {}), ('features', {'teachers': ('RUN',), 'weight': 0.5, 'start': '80%'}))",
+    )
+    rest: bool = option(
+        True,
+        "whether a late term's own parameters rest until its start, without decay, and their optimizer counts from "
+        "there; runs of earlier versions keep False",
     )
     view: int = option(
         0,
@@ -300,34 +305,66 @@ class Sum(Objective):
         loss, metrics = 0.0, {}
         for term in self.terms:
             given = views if term.objective.needs_views else batch
-            of_term, own_metrics = self._loss(term, learner, seen, given, rngs.dropout())
+            of_term, own_metrics, observed = self._loss(term, learner, seen, given, rngs.dropout())
+            if observed:
+                learner.observed[term.name] = observed
             weight = jnp.where(learner.step >= term.start, term.weight, 0.0)
             loss += weight * of_term
             own_metrics = {"loss": of_term} | own_metrics
             metrics |= {f"{term.name}_{name}": value for name, value in own_metrics.items()}
         return loss, metrics
 
+    def starts(self) -> Mapping[str, int]:
+        if not self.options.rest:
+            return {}
+        return {f"terms/{term.name}/": term.start for term in self.terms if term.start}
+
+    def update_state(
+        self, own: Own, observed: dict[str, Any], step: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Moves the state of each term; a term that waits for its start keeps it until then."""
+        metrics = {}
+        for term in self.terms:
+            if term.name not in observed:
+                continue
+
+            def move(own: nnx.Module | None, term: Term = term) -> dict[str, jax.Array]:
+                own_step = self._step_of(term, step)
+                return term.objective.update_state(own, observed[term.name], own_step)
+
+            moved = self._run(term, step, move, own.terms.get(term.name))
+            metrics |= {f"{term.name}_{name}": value for name, value in moved.items()}
+        return metrics
+
     def _loss(
         self, term: Term, learner: Learner, seen: tuple | None, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Loss and metrics of a term; zeros before it begins."""
+    ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
+        """Loss and metrics of a term, and what it has observed; zeros before it begins."""
         own = learner.own.terms.get(term.name)
-        step = learner.step - term.start if term is self._average else learner.step
-        of_term = dataclasses.replace(
-            learner, own=own, teacher=self._teacher_of(term, learner), step=step
-        )
+        teacher = self._teacher_of(term, learner)
+        step = self._step_of(term, learner.step)
 
-        def run(own: nnx.Module | None) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def run(own: nnx.Module | None) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
             rngs, objective = nnx.Rngs(dropout=key), term.objective
-            with_own = dataclasses.replace(of_term, own=own)
-            if not isinstance(objective, OutputTerm):
-                return objective(with_own, batch, rngs)
-            output, layers = seen
-            read = tuple(layers[self.layers.index(name)] for name in objective.layers)
-            return objective.of_output(with_own, output, read, batch, rngs)
+            of_term = learner.replace(own=own, teacher=teacher, step=step, observed={})
+            if isinstance(objective, OutputTerm):
+                output, layers = seen
+                read = tuple(layers[self.layers.index(name)] for name in objective.layers)
+                loss, metrics = objective.of_output(of_term, output, read, batch, rngs)
+            else:
+                loss, metrics = objective(of_term, batch, rngs)
+            return loss, metrics, of_term.observed
 
+        return self._run(term, learner.step, run, own)
+
+    def _step_of(self, term: Term, step: jax.Array) -> jax.Array:
+        """The step that a term counts; one with a moving average counts from its start."""
+        return step - term.start if term is self._average else step
+
+    def _run(self, term: Term, step: jax.Array, run: Callable, own: nnx.Module | None) -> Any:
+        """What `run(own)` gives; zeros, and no change of `own`, while a term waits for its start."""
         waits = term.start and (term is self._average or not has_state(own))
-        return run_if(learner.step >= term.start, run, own) if waits else run(own)
+        return run_if(step >= term.start, run, own) if waits else run(own)
 
     def _teacher_of(self, term: Term, learner: Learner) -> Any:
         """A term's part of the sum's teachers, as it would have them alone."""

@@ -56,13 +56,23 @@ def summarize(chosen: "Matrices", config: Optim) -> str:
     return f"matrices by {config.name}: {', '.join(rows)}; {others} other parameters by {config.others}"
 
 
-def make(config: Optim, params: Any, inputs: Sequence[str]) -> optax.GradientTransformation:
-    """The direction of all parameters: that of a preconditioner for matrices, and of
-    `config.optim.others` for the rest; arguments as of `matrices.find`.
+def make(
+    config: Optim, params: Any, inputs: Sequence[str], names: Sequence[str]
+) -> optax.GradientTransformation:
+    """The direction of parameters: that of a preconditioner for matrices, and of
+    `config.optim.others` for the rest.
+
+    Args:
+      config, params, inputs: see `matrices.find`.
+      names: of the parameters that it directs.
     """
     from vit_jax.optim import matrices
 
-    chosen = matrices.find(config, params, inputs)
+    all_matrices = matrices.find(config, params, inputs)
+    directed = {name: all_matrices.roles[name] for name in names if name in all_matrices.roles}
+    if not directed:
+        return OPTIMIZERS[config.others](config)
+    chosen = matrices.Matrices(directed, all_matrices.shapes)
 
     def is_matrix(tree):
         return patterns.map_named(lambda name, _: name in chosen.roles, tree)

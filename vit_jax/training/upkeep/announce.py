@@ -12,7 +12,7 @@ from absl import logging
 from clu import parameter_overview
 from etils import epath
 
-from vit_jax.base import durations, places, sizes
+from vit_jax.base import durations, patterns, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.config import Config
@@ -24,6 +24,7 @@ from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator, held_out
 from vit_jax.models import naming, registry
 from vit_jax.optim.options import is_of_matrices
+from vit_jax.optim.unreached import find_unreached
 from vit_jax.recipes import user_files
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep.clock import KINDS, Clock
@@ -47,7 +48,7 @@ def announce(
         logging.info("parameters:\n%s", table)
     for line in lines(assembly, len(source), suite):
         logging.info("%s", line)
-    for warning in warnings(config, len(source)):
+    for warning in (*warnings(config, len(source)), *unreached_options(assembly, params)):
         logging.warning("%s", warning)
     announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
@@ -72,6 +73,18 @@ def warnings(config: Config, examples: int) -> list[str]:
             f"{data.train_split!r}: what is measured on training images does not tell how good the model is on others"
         )
     return sentences
+
+
+def unreached_options(assembly: Assembly, params: dict) -> list[str]:
+    """A sentence for each option of the optimizer that changes none of the parameters that are trained.
+
+    Args:
+      assembly: the run.
+      params: shapes of the parameters of its state.
+    """
+    model = assembly.model_config
+    shapes = {name: param.shape for name, param in patterns.named(params).items()}
+    return find_unreached(assembly.config.optim, shapes, model.layers, model.inputs)
 
 
 def announce_devices(mesh: jax.sharding.Mesh) -> None:
@@ -169,10 +182,18 @@ def _adapted(assembly: Assembly, count: int) -> list[str]:
     adapters = assembly.networks.adapters
     like = registry.abstract_weights(assembly.model_config)[1].params
     layers, trained = adapters.chosen(like), jax.tree.leaves(adapters.trained_like(like))
-    return [
+    sentences = [
         f"adapters: rank {adapters.rank} on {', '.join(layers)}; {sum(x.size for x in trained):,} parameters are "
         f"trained, {count - sum(x.size for x in jax.tree.leaves(adapters.split(like)[1])):,} are frozen"
     ]
+    optim = assembly.config.optim
+    if optim.weight_decay or optim.layer_decay != 1:
+        sentences.append(
+            f"adapters: they decay as the kernels that they are added to (config.optim.weight_decay = "
+            f"{optim.weight_decay:g}), and learn at the rate of their layers (layer_decay = {optim.layer_decay:g}); "
+            "in version 0.2 neither reached them"
+        )
+    return sentences
 
 
 def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:

@@ -20,6 +20,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, with_role
 from vit_jax.base.sizes import height_width, parse
 from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints.evaluations import evaluations
 from vit_jax.config import Config, default_config
 from vit_jax.models import classifier, registry
 
@@ -194,17 +195,6 @@ def _of_run(workdir: epath.Path) -> Curve:
         recipe=recipe_of(config),
         runs=[run],
     )
-
-
-def evaluations(workdir: epath.Path) -> dict[int, dict[str, float]]:
-    """The metrics of a run's evaluations by their steps."""
-    by_step = {}
-    for line in places.read_bytes(workdir / "metrics.jsonl").splitlines():
-        if b'"eval/' in line and line.endswith(b"}"):
-            entry = json.loads(line)
-            step = entry.pop("step")
-            by_step[step] = {n[5:]: value for n, value in entry.items() if n.startswith("eval/")}
-    return by_step
 
 
 @functools.cache

@@ -49,7 +49,8 @@ class Health:
       bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the
         order of `patterns.names`.
       in_a_row, skipped: int32, updates skipped in a row and in total.
-      mean_loss: float32, running mean of the losses that were not bad.
+      mean_loss: float32, running mean of the absolute values of the losses that were not bad: their scale, whatever
+        their sign.
     """
 
     first_bad_step: jax.Array
@@ -82,11 +83,13 @@ def examine(old: Health, step: jax.Array, loss: jax.Array, grads: dict, spike: S
     )
     bad = ~jnp.isfinite(loss) | bad_tensors.any()
     good_steps = step - old.skipped
+    # A state of an earlier version has the mean of the losses themselves, which may be below 0.
+    scale = jnp.abs(old.mean_loss)
     if spike.factor:
-        bad |= (good_steps >= spike.memory) & (loss > spike.factor * old.mean_loss)
+        bad |= (good_steps >= spike.memory) & (loss > spike.factor * scale)
     # The mean of all losses at first, then one that forgets.
     weight = 1 / (1 + jnp.minimum(good_steps, spike.memory - 1).astype(jnp.float32))
-    mean_loss = old.mean_loss + weight * (loss - old.mean_loss)
+    mean_loss = scale + weight * (jnp.abs(loss) - scale)
     return Health(
         first_bad_step=jnp.where((old.first_bad_step < 0) & bad, step, old.first_bad_step),
         bad_tensors=jnp.where(bad, bad_tensors, old.bad_tensors),
@@ -154,7 +157,9 @@ def _what_happened(health: Health, params: dict, config: Config) -> str:
         named = ", ".join(bad[:_NAMED])
         return f"loss or gradients are not finite, in the gradients of {named}{others}"
     if config.spike.factor:
-        mean = f"{config.spike.factor:g} times its mean of {health.mean_loss:.4g}"
+        mean = (
+            f"{config.spike.factor:g} times the mean of its absolute value, {health.mean_loss:.4g}"
+        )
         return f"the loss is not finite, or above {mean}"
     return "the loss is not finite"
 

@@ -85,6 +85,9 @@ class MetricWriter:
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         """Of each name Markdown."""
 
+    def rewind(self, step: int) -> None:
+        """The run goes back to this step: it writes the metrics of later ones again."""
+
     def flush(self) -> None: ...
 
     def sync(self) -> None:
@@ -243,7 +246,7 @@ class TensorBoardWriter(MetricWriter):
         make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
         events, self._events = self._events or make(self._prefix, f".{time.time_ns()}"), None
         if self._after >= 0:
-            # What a killed process wrote after its last checkpoint is written again.
+            # Events after the checkpoint that a run continues from are written again.
             session = library.proto.event_pb2.SessionLog
             start = session(status=session.START)
             restart = event(step=self._after + 1, wall_time=time.time(), session_log=start)
@@ -253,6 +256,10 @@ class TensorBoardWriter(MetricWriter):
             events.write_event(event(step=step, wall_time=time.time(), summary=part))
         events.flush()
         self._events = events
+
+    def rewind(self, step: int) -> None:
+        """Readers forget the events of later steps."""
+        self._after = step
 
     def flush(self) -> None:
         """Nothing is kept back."""
@@ -334,6 +341,9 @@ class Writers(MetricWriter):
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         self._each("write_texts", step, texts)
+
+    def rewind(self, step: int) -> None:
+        self._each("rewind", step)
 
     def flush(self) -> None:
         self._each("flush")

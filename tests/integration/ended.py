@@ -1,0 +1,32 @@
+"""The command line of vit_jax in a process that ends itself at a step.
+
+`python -m tests.integration.ended COMMAND …` is `python -m vit_jax COMMAND …`, except that the process gets a signal
+just before it computes a step, which the environment variable ENDED names as JSON: `step`, counted from 1 over all runs
+of the process, and `signal`, a number.
+"""
+
+import json
+import os
+
+from vit_jax.commands.main import run
+from vit_jax.training import loop
+from vit_jax.training.step import StepPrograms
+
+_SAID = json.loads(os.environ["ENDED"])
+_steps = 0  # that were asked for in this process
+
+
+class EndingPrograms(StepPrograms):
+    """The programs of a step, before one of which the signal comes."""
+
+    def __call__(self, step, state, batch):
+        global _steps
+        _steps += 1
+        if _steps == _SAID["step"]:
+            os.kill(os.getpid(), _SAID["signal"])
+        return super().__call__(step, state, batch)
+
+
+if __name__ == "__main__":
+    loop.StepPrograms = EndingPrograms
+    run()
