@@ -181,7 +181,9 @@ def test_maps_by_words_are_written_and_are_the_evaluators(runs, tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a.png")
     words = ("one", "seven", "nothing")
     segmenter = WordSegmenter(run, words, threshold=-0.5)
-    result = write_maps(segmenter, find_images([str(tmp_path / "a.png")]), tmp_path, batch_size=2)
+    result = write_maps(
+        segmenter, find_images([str(tmp_path / "a.png")]), tmp_path / "out", batch_size=2
+    )
     # What is like none of the words is a class before theirs, black; without it the first word has a colour.
     words = ("none of these", *words)
     assert result["images"] == 1 and result["classes"] == list(words)
@@ -190,9 +192,9 @@ def test_maps_by_words_are_written_and_are_the_evaluators(runs, tmp_path):
     assert scores.shape == (1, 4, 4, 4) and np.abs(cosines).max() <= 1
     of_none, of_words = (masks.palette(3, black=black).any(1).tolist() for black in (True, False))
     assert of_none == [False, True, True] and all(of_words)
-    mask = np.asarray(Image.open(tmp_path / "a.png"))
+    mask = np.asarray(Image.open(tmp_path / "out/a.png"))
     assert mask.shape[:2] == (40, 56)
-    table = json.loads((tmp_path / "maps.json").read_text())
+    table = json.loads((tmp_path / "out/maps.json").read_text())
     assert table["classes"] == {word: i for i, word in enumerate(words)}
     assert abs(sum(table["images"][0]["classes"].values()) - 1) < 1e-6
 

@@ -23,6 +23,8 @@ from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError
 
 TERMINATED = 128 + signal.SIGTERM
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # the beginnings of text that spreadsheets compute
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
@@ -124,9 +126,9 @@ def check_replaceable(path: epath.Path, named: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(file: epath.Path) -> Iterator[pathlib.Path]:
+def writing(file: epath.Path, *, swept: bool = False) -> Iterator[pathlib.Path]:
     """A local path to write a file at, in one go or in parts; it appears as `file` when the block ends
-    without an error.
+    without an error. `swept`: see `partial_path`.
     """
     if places.in_bucket(file):
         with tempfile.TemporaryDirectory() as folder:
@@ -134,29 +136,38 @@ def writing(file: epath.Path) -> Iterator[pathlib.Path]:
             yield partial
             places.upload(partial, file)
         return
-    with written_whole(file) as partial:
+    with written_whole(file, swept=swept) as partial:
         yield pathlib.Path(partial)
 
 
 def as_cell(value: Any) -> Any:
     """A cell of a CSV file that no spreadsheet runs as a formula: text that begins like one gets an apostrophe before
-    it.
+    it. Numbers such as '-1' and a sign alone are none.
     """
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if formula else value
+    if not isinstance(value, str) or len(value) == 1 or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}" if value.startswith(FORMULAS) else value
 
 
-def partial_path(path: epath.PathLike) -> epath.Path:
-    """Where to write what gets the name `path` when it is whole."""
+def partial_path(path: epath.PathLike, *, swept: bool = False) -> epath.Path:
+    """The path to write a file or folder at that is called `path` when it is whole.
+
+    Args:
+      swept: the caller has called `remove_left_overs` of the folder; if not, the folder is listed here, which takes
+        long for each of many files.
+    """
     path = epath.Path(path)
-    _remove_left_over(path)
+    if not swept:
+        remove_left_overs(path.parent, re.escape(path.name))
     return path.parent / f".{path.name}.partial-{os.getpid()}"
 
 
 @contextlib.contextmanager
-def written_whole(path: epath.PathLike) -> Iterator[epath.Path]:
-    """`with written_whole(path) as partial:` a file to write; after an error or SIGTERM nothing stays of it."""
-    partial = partial_path(path)
+def written_whole(path: epath.PathLike, *, swept: bool = False) -> Iterator[epath.Path]:
+    """`with written_whole(path) as partial:` a file to write; after an error or SIGTERM nothing stays of it. `swept`:
+    see `partial_path`.
+    """
+    partial = partial_path(path, swept=swept)
     with ended_by_sigterm():
         try:
             yield partial
@@ -179,13 +190,17 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _remove_left_over(path: epath.Path) -> None:
-    """Removes what processes that are gone left beside a local `path`."""
-    folder = os.fspath(path.parent)
+def remove_left_overs(folder: epath.PathLike, names: str = ".*") -> None:
+    """Removes the files and folders in a local folder that were being written by processes that are gone.
+
+    Args:
+      names: a regular expression of the names that these were to get; by default any.
+    """
+    folder = os.fspath(folder)
     if not os.path.isdir(folder):
         return
     for name in os.listdir(folder):
-        match = re.fullmatch(re.escape(f".{path.name}.partial-") + r"(\d+)", name)
+        match = re.fullmatch(rf"\.{names}\.partial-(\d+)", name, re.DOTALL)
         if match and not os.path.exists(f"/proc/{match[1]}"):
             left = os.path.join(folder, name)
             shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)

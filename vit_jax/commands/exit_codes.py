@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from vit_jax.base import buckets, limits, logs
+from vit_jax.base import buckets, limits, logs, stopping
 from vit_jax.base.errors import UserError
 
 USAGE = 2
@@ -161,10 +161,8 @@ def _interrupt(_, frame) -> None:
     errors and there is nothing to clean up. A library's callback may swallow it: then the process
     ends a little later.
     """
-    while frame:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            _stop()
-        frame = frame.f_back
+    if stopping.is_importing(frame):
+        _stop()
     timer = threading.Timer(_PATIENCE_SECONDS, _say_stopped)
     timer.daemon = True
     timer.start()

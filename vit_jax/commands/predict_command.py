@@ -15,7 +15,7 @@ FLAGS = flags.FLAGS
 
 
 def predict() -> None:
-    """Classify images, or write their features or masks: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
+    """Classify images, or write their features or masks: --checkpoint=DIR IMAGE… [--topk=5] [--json|--jsonl|--csv]
     [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER [--words=A,B,C [--word_threshold=0.1]]]
     [--budget=GFLOPS] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …].
 
@@ -23,10 +23,11 @@ def predict() -> None:
     are set; --config.data.image_size and --config.model.patch resize the model. An IMAGE is a file, a folder, of
     which all images are taken, a pattern in quotes, or -: standard input, which is an image or the names of images,
     one per line. Each is printed as soon as it is classified. One that cannot be read is named, the others are still
-    predicted, and the exit code is 1. With --features nothing is classified: features go to a .npz or .parquet file,
-    with the names of the images; --layers=3,7,11 adds the outputs of these layers, --maps as maps of the image. A
-    model that segments writes masks, overlays and maps.json to the folder --out; one of images and texts does so of
-    --words. With --budget or --threshold images leave a model with exits early.
+    predicted, and the exit code is 1. After SIGTERM or Ctrl-C finished work stays, and the code is 42. With --features
+    nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11 adds
+    the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays and
+    maps.json to the folder --out; one of images and texts does so of --words. With --budget or --threshold images
+    leave a model with exits early.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
@@ -35,6 +36,7 @@ def predict() -> None:
     cli.define_json()
     cli.define_register()
     flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
+    flags.DEFINE_bool("jsonl", False, "print an object of JSON for each image, one a line")
     flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
     flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
     flags.DEFINE_string(
@@ -68,8 +70,10 @@ def predict() -> None:
     )
     images = cli.parse_flags("IMAGE…")
     cli.require(checkpoint="DIR")
-    if FLAGS.csv and FLAGS.json:
-        raise flags.Error("pass --csv or --json, not both")
+    if FLAGS.csv + FLAGS.json + FLAGS.jsonl > 1:
+        raise flags.Error("pass one of --csv, --json and --jsonl")
+    if FLAGS.jsonl and (_features_are_wanted() or FLAGS.out):
+        raise flags.Error("--jsonl is for classes: pass it without --features and --out")
     if FLAGS.words is not None and (FLAGS.features or not FLAGS.out):
         raise flags.Error("--words is for masks: pass --out=FOLDER, without --features")
     if FLAGS.word_threshold is not None and FLAGS.words is None:
@@ -85,6 +89,7 @@ def predict() -> None:
 
     from vit_jax.base import outputs
     from vit_jax.prediction.images import find_images
+    from vit_jax.prediction.output_names import never_writing_over
     from vit_jax.prediction.predict import predict_files
 
     thresholds = cli.thresholds()
@@ -96,7 +101,11 @@ def predict() -> None:
         raise flags.Error("pass --native_tokens without --engine, --budget and --threshold")
     picture = FLAGS.picture and outputs.file_to_write(FLAGS.picture, "--picture")
     files = find_images(images)
-    form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
+    if picture:
+        files = never_writing_over(files, picture, "--picture")
+        files = files if "-" in images else list(files)  # so that it is refused at once
+    forms = [name for name in ("json", "jsonl", "csv") if FLAGS[name].value]
+    form = forms[0] if forms else "text"
     run = _load(settings)
     predict_files(
         run,

@@ -1,25 +1,31 @@
 """The features of images, written to a file as they come: `vit_jax predict --features`."""
 
+import collections
 import contextlib
-import functools
+import itertools
 import math
+import os
 import pathlib
 import shutil
 import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import outputs
+from vit_jax.base import lock, logs, outputs, places, stopping
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.install import pip_install
+from vit_jax.checkpoints import fingerprints
 from vit_jax.checkpoints.trained_model import TrainedModel
+from vit_jax.models import registry
 from vit_jax.models.layer_features import LayerFeatures
+from vit_jax.prediction.feature_store import FeatureStore, is_store
 from vit_jax.prediction.features import (
     NativeLayer,
     Wanted,
@@ -27,7 +33,8 @@ from vit_jax.prediction.features import (
     compile_features,
     compute_features,
 )
-from vit_jax.prediction.images import Named
+from vit_jax.prediction.images import Compiled, Named
+from vit_jax.prediction.json_lines import checksum_of, content_mark
 
 _EVERY = 10.0  # seconds between two lines on how far it is
 _BLOCK = 1 << 20  # bytes copied at a time
@@ -59,7 +66,9 @@ def write_features(
 ) -> dict[str, Any]:
     """Writes the features of images and their names, in the order in which they are found.
 
-    The memory it takes does not grow with the number of images. The file appears when it is whole.
+    The memory it takes hardly grows with the number of images. The file appears when it is whole. Until then the
+    features are in the folder FILE.unfinished beside it, where the same command finds them if it is started again. For
+    a bucket such a command starts from the beginning.
 
     Args:
       run: from `loading.load_run`.
@@ -76,8 +85,11 @@ def write_features(
       also the shapes of their `arrays` in the file.
 
     Raises:
-      ConfigError: there are no such features; raised before any image is read.
+      ConfigError: there are no such features, or the unfinished ones are of another model, other settings or other
+        images; raised before any image is read.
       UserError: no image can be read.
+      Locked: another process writes this file.
+      Interrupted: SIGINT or SIGTERM came.
     """
     wanted = wanted or Wanted()
     run = at_size(run, wanted)
@@ -87,31 +99,99 @@ def write_features(
             "maps of images at sizes of their own have several shapes, which a column cannot have: name the file .npz; "
             "or pass --layers without --maps, for patches and `grids`, their rows and columns"
         )
-    batches = compute_features(run, files, batch_size, compiled)
-    good, bad, began = 0, 0, time.monotonic()
-    logged_at = began
-    with outputs.writing(target) as partial:
-        with _WRITERS[target.suffix](partial) as writer:
-            for names, (pooled, layers), unread in batches:
-                for error in unread:
-                    logging.error("%s", error)
-                arrays = {"features": pooled} | _arrays(layers, wanted.maps)
-                if names:
-                    writer.add(names, arrays)
-                good, bad = good + len(names), bad + len(unread)
-                if time.monotonic() - logged_at >= _EVERY:
-                    logged_at = time.monotonic()
-                    logging.info("%d images, %.0f a second", good, good / (logged_at - began))
-        if not good:
-            raise UserError(f"none of the {bad} images can be read, see above")
-    result = {"images": good, "unreadable": bad, "width": arrays["features"].shape[-1]}
-    shapes = {
-        name: [good, "h", "w", array[0].shape[-1]]
-        if isinstance(array, list)
-        else [good, *array.shape[1:]]
-        for name, array in arrays.items()
+    if target.suffix == ".parquet":
+        _import_pyarrow()
+    made_by = {
+        "weights": fingerprints.digest(registry.split(run.model)[1]),
+        "settings": checksum_of(wanted, compiled.data, compiled.native),
     }
+    with _unfinished(target) as folder:
+        store = FeatureStore(folder, made_by)
+
+        def how_to_continue() -> str:
+            return (
+                f"stopped; the features of {store.images} images are kept in {folder}: start the same command again "
+                "for the others"
+            )
+
+        # Features for a bucket are collected in a temporary folder, and no later command finds them.
+        stays = not places.in_bucket(target)
+        with stopping.keeping(how_to_continue) if stays else contextlib.nullcontext():
+            remaining = store.remaining(files)
+            with store:
+                _fill(store, run, remaining, batch_size, compiled, wanted)
+            if not store.images:
+                shutil.rmtree(folder)
+                raise UserError(f"none of the {store.unreadable} images can be read, see above")
+            with outputs.writing(target) as partial:
+                _WRITERS[target.suffix](store, partial)
+        if stays:
+            shutil.rmtree(folder)
+    shapes = {
+        name: [store.images, *(["h", "w", *shape] if name in store.shapes else shape)]
+        for name, (_, shape) in store.arrays.items()
+    }
+    width = shapes["features"][-1]
+    result = {"images": store.images, "unreadable": store.unreadable, "width": width}
     return result | ({"arrays": shapes} if wanted.layers else {})
+
+
+def _fill(
+    store: FeatureStore,
+    run: TrainedModel,
+    files: Iterable[Named],
+    batch_size: int,
+    compiled: Compiled,
+    wanted: Wanted,
+) -> None:
+    """Adds the features of images to a store."""
+    pulled = collections.deque()
+    before = store.images
+    began = logged_at = time.monotonic()
+    if before:
+        logging.info("the features of %d images are there", before)
+
+    def noted() -> Iterator[Named]:
+        for file in files:
+            pulled.append((file.name, content_mark(file)))
+            yield file
+
+    rows = batch_size if before else 0  # as in the first batches, which had the same shape
+    batches = compute_features(run, noted(), batch_size, compiled, rows=rows)
+    for names, (pooled, layers), unread in batches:
+        for error in unread:
+            logging.error("%s", error)
+        count = len(names) + len(unread)
+        marks = [pulled.popleft() for _ in range(count)]
+        arrays = {"features": pooled} | _arrays(layers, wanted.maps)
+        printable = [logs.printable(name) for name in names]
+        store.add(printable, arrays, len(unread), checksum_of(marks))
+        if time.monotonic() - logged_at >= _EVERY:
+            logged_at = time.monotonic()
+            new = store.images - before
+            logging.info("%d images, %.0f a second", store.images, new / (logged_at - began))
+
+
+@contextlib.contextmanager
+def _unfinished(target: epath.Path) -> Iterator[pathlib.Path]:
+    """The folder of the features until their file is whole. One process at a time has it."""
+    if places.in_bucket(target):
+        with tempfile.TemporaryDirectory() as folder:
+            yield pathlib.Path(folder)
+        return
+    folder = target.parent / f"{target.name}.unfinished"
+    if folder.exists() and not is_store(folder):
+        raise ConfigError(
+            f"{folder} is needed until {target.name} is whole, and has other files: move them, or name another file"
+        )
+    outputs.make_folder(folder, "--out")
+    busy = "another process writes features to {folder} ({holder}): wait until it has ended"
+    with lock.Lock(folder, patience=0.0, busy=busy):
+        try:
+            yield pathlib.Path(folder)
+        finally:
+            if set(os.listdir(folder) if folder.exists() else ()) == {lock.NAME}:
+                shutil.rmtree(folder)  # Nothing was computed.
 
 
 def _arrays(
@@ -134,67 +214,22 @@ def _arrays(
     return arrays
 
 
-class _Npz:
-    """Arrays and names in temporary files beside the archive until their number is known."""
-
-    def __init__(self, path: pathlib.Path):
-        self._path = path
-        self._open = contextlib.ExitStack()
-        self._scratch = functools.partial(tempfile.TemporaryFile, dir=path.parent)
-        self._names, self._longest = self._open.enter_context(self._scratch()), 1
-        self._arrays: dict[
-            str, tuple[Any, tuple[int, ...], str]
-        ] = {}  # file, shape of an image's, type
-        self._shapes: dict[
-            str, list[tuple[int, ...]]
-        ] = {}  # of each image, where there are several
-        self._count = 0
-
-    def __enter__(self) -> "_Npz":
-        return self
-
-    def add(self, names: list[str], arrays: dict[str, np.ndarray | list[np.ndarray]]) -> None:
-        for name, array in arrays.items():
-            if isinstance(array, list):
-                self._shapes.setdefault(name, []).extend(x.shape for x in array)
-                array = np.concatenate([x.ravel() for x in array])
-            if name not in self._arrays:
-                kind = "<i4" if np.issubdtype(array.dtype, np.integer) else "<f4"
-                file = self._open.enter_context(self._scratch())
-                self._arrays[name] = file, array.shape[1:], kind
-            file, _, kind = self._arrays[name]
-            file.write(np.ascontiguousarray(array, kind))
-        self._names.writelines(f"{name}\0".encode("utf-8", "surrogateescape") for name in names)
-        self._count += len(names)
-        self._longest = max(self._longest, *map(len, names))
-
-    def __exit__(self, kind, *_) -> None:
-        with self._open:
-            if kind is None:
-                self._write()
-
-    def _write(self) -> None:
-        width = f"<U{self._longest}"
-        with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            for name, (file, shape, kind) in self._arrays.items():
-                file.seek(0)
-                for number, own in enumerate(self._shapes.get(name, ())):
-                    with _entry(archive, f"{name}.{number}", kind, own) as entry:
-                        entry.write(file.read(np.dtype(kind).itemsize * math.prod(own)))
-                if name in self._shapes:
+def _write_npz(store: FeatureStore, path: pathlib.Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, (kind, shape) in store.arrays.items():
+            with store.open_array(name) as file:
+                if name not in store.shapes:
+                    with _entry(archive, name, kind, (store.images, *shape)) as entry:
+                        shutil.copyfileobj(file, entry, _BLOCK)
                     continue
-                with _entry(archive, name, kind, (self._count, *shape)) as entry:
-                    shutil.copyfileobj(file, entry, _BLOCK)
-            with _entry(archive, "files", width, (self._count,)) as entry:
-                for file_name in self._read_names():
-                    entry.write(np.array(file_name, width).tobytes())
-
-    def _read_names(self) -> Iterator[str]:
-        self._names.seek(0)
-        rest = b""
-        while block := self._names.read(_BLOCK):
-            *whole, rest = (rest + block).split(b"\0")
-            yield from (name.decode("utf-8", "surrogateescape") for name in whole)
+                own_shapes = (own for row in store.batches for own in row["shapes"].get(name, ()))
+                for number, own in enumerate(own_shapes):
+                    with _entry(archive, f"{name}.{number}", kind, tuple(own)) as entry:
+                        entry.write(store.read(file, name, own).tobytes())
+        width = f"<U{max(1, *map(len, store.names()))}"
+        with _entry(archive, "files", width, (store.images,)) as entry:
+            for file_name in store.names():
+                entry.write(np.array(file_name, width).tobytes())
 
 
 @contextlib.contextmanager
@@ -206,35 +241,33 @@ def _entry(archive: zipfile.ZipFile, name: str, descr: str, shape: tuple) -> Ite
         yield entry
 
 
-class _Parquet:
+def _write_parquet(store: FeatureStore, path: pathlib.Path) -> None:
     """A row group for each batch; what has several dimensions is flattened, row by row of the image."""
-
-    def __init__(self, path: pathlib.Path):
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ConfigError(
-                f"a .parquet file needs pyarrow: {pip_install('parquet')}, or name the file .npz"
-            ) from error
-        self._arrow, self._path, self._writer = pyarrow, path, None
-
-    def __enter__(self) -> "_Parquet":
-        return self
-
-    def add(self, names: list[str], arrays: dict[str, np.ndarray]) -> None:
-        arrow, columns = self._arrow, {"file": names}
-        for name, array in arrays.items():
-            flat = arrow.array(array.ravel())
-            columns[name] = arrow.FixedSizeListArray.from_arrays(flat, array[0].size)
-        table = arrow.table(columns)
-        if self._writer is None:
-            self._writer = arrow.parquet.ParquetWriter(self._path, table.schema)
-        self._writer.write_table(table)
-
-    def __exit__(self, *_) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    arrow = _import_pyarrow()
+    names = store.names()
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context(store.open_array(name)) for name in store.arrays}
+        writer = None
+        for count in (row["images"] for row in store.batches if row["images"]):
+            columns = {"file": list(itertools.islice(names, count))}
+            for name, (_, shape) in store.arrays.items():
+                flat = arrow.array(store.read(files[name], name, (count, *shape)).ravel())
+                columns[name] = arrow.FixedSizeListArray.from_arrays(flat, math.prod(shape))
+            table = arrow.table(columns)
+            if writer is None:
+                writer = stack.enter_context(arrow.parquet.ParquetWriter(path, table.schema))
+            writer.write_table(table)
 
 
-_WRITERS = {".npz": _Npz, ".parquet": _Parquet}
+def _import_pyarrow() -> ModuleType:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"a .parquet file needs pyarrow: {pip_install('parquet')}, or name the file .npz"
+        ) from error
+    return pyarrow
+
+
+_WRITERS = {".npz": _write_npz, ".parquet": _write_parquet}

@@ -139,7 +139,12 @@ def _with_grids(features: Callable) -> Callable:
 
 
 def compute_features(
-    run: TrainedModel, files: Iterable[Named], batch_size: int, compiled: Compiled
+    run: TrainedModel,
+    files: Iterable[Named],
+    batch_size: int,
+    compiled: Compiled,
+    *,
+    rows: int = 0,
 ) -> Iterator[tuple[list[str], tuple[np.ndarray, tuple[LayerFeatures, ...]], list[BadImage]]]:
     """Batch by batch the names of the images that can be read, their features (n, D) float32 and those of layers, and
     what is wrong with the others. The devices compute a batch while the caller has the previous one.
@@ -147,11 +152,13 @@ def compute_features(
     Args:
       run: from `at_size`.
       compiled: from `compile_features`.
+      rows: of the arrays that the devices see; by default as many as images in the first batch.
 
     Raises:
       CheckpointError: features are not finite.
     """
-    weights, size = registry.split(run.model)[1], 0
+    weights = registry.split(run.model)[1]
+    size = rows
     under_way = collections.deque()
     for decoded in read_ahead(files, compiled.read, batch_size):
         size = size or len(decoded)

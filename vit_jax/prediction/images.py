@@ -22,6 +22,7 @@ from PIL import Image
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.outputs import FORMULAS
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.decoding.decode import eval_crop, pillow_pixels
@@ -29,7 +30,7 @@ from vit_jax.data.decoding.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
-from vit_jax.data.sources.trees import is_hidden
+from vit_jax.data.sources.trees import tree_at
 from vit_jax.data.sources.unused import Unused
 from vit_jax.devices import local
 from vit_jax.models.contract import PatchBatch
@@ -42,10 +43,12 @@ class Named:
     Attributes:
       name: a path, or '-' for standard input.
       content: the bytes of the file, or the pixels, where they are at hand.
+      folder: that was asked about and has it, at some level; `None` for an image that was named by itself.
     """
 
     name: str
     content: bytes | np.ndarray | None = None
+    folder: str | None = None
 
     def read(self, data: Data) -> np.ndarray:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
@@ -227,19 +230,28 @@ def find_images(sources: Sequence[str]) -> Iterator[Named]:
     """The images of a command line, one after the other, as they are found.
 
     Args:
-      sources: local or in buckets: files; folders, whose images of all levels are taken, in the order of their names;
-        patterns such as 'photos/**/*.jpg'; or '-': standard input, an image or the names of images, one
-        a line.
+      sources: local or in buckets: files; folders, whose images of all levels are taken, in the order of their names,
+        behind links too, as in training; patterns such as 'photos/**/*.jpg'; or '-': standard input, an image or the
+        names of images, one a line.
 
     Raises:
       ConfigError: a folder has no images, a pattern finds nothing, or a source is neither local nor in
         a bucket; raised at once.
     """
-    sources = [matched for source in sources for matched in _matched(_known(source))]
-    for source in sources:
-        if _is_folder(source) and not any(_below(source)):
-            raise ConfigError(f"{source} has no images ({', '.join(SUFFIXES)})")
-    return itertools.chain.from_iterable(map(_find, sources))
+    sources = [_as_path(path) for source in sources for path in _matched(_known(source))]
+    folders = {source: _below(source) for source in sources if _is_folder(source)}
+    for folder, names in folders.items():
+        if not names:
+            raise ConfigError(f"{folder} has no images ({', '.join(SUFFIXES)})")
+
+    def find(source: str) -> Iterator[Named]:
+        if source == "-":
+            return _standard_input(sys.stdin.buffer)
+        if source in folders:
+            return (Named(name, folder=source) for name in folders[source])
+        return iter((Named(source),))
+
+    return itertools.chain.from_iterable(map(find, sources))
 
 
 def read_ahead(
@@ -296,13 +308,6 @@ def check_all_read(good: int, bad: int) -> None:
         raise UserError(f"{bad} of {good + bad} images cannot be read, see above")
 
 
-def _find(source: str) -> Iterator[Named]:
-    if source == "-":
-        return _standard_input(sys.stdin.buffer)
-    names = _below(source) if _is_folder(source) else (source,)
-    return map(Named, names)
-
-
 def _known(source: str) -> str:
     """A source by the name that messages and results give it: as it is, a `file://` address as the
     path that it means.
@@ -329,26 +334,24 @@ def _matched(source: str) -> list[str]:
     return paths
 
 
-def _below(folder: str) -> Iterator[str]:
+def _below(folder: str) -> list[str]:
+    """The images of a folder and those below it, read as training does."""
+    tree = tree_at(epath.Path(folder))
     unused = Unused()
-    if places.in_bucket(folder):
-        start = len(folder.rstrip("/")) + 1
-        paths = (file.path for file in places.files_below(folder))
-        visible = (path for path in paths if not any(map(is_hidden, path[start:].split("/"))))
-        names = sorted(visible, key=natural)
-        yield from (name for name in names if unused.is_image(name))
-        unused.report(folder)
-        return
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted((name for name in folders if not is_hidden(name)), key=natural)
-        for name in sorted(files, key=natural):
-            if not is_hidden(name) and unused.is_image(name):
-                yield os.path.join(place, name)
+    names = [name for name in tree.files_below("") if unused.is_image(os.path.basename(name))]
     unused.report(folder)
+    if links := tree.links_back:
+        logging.info("%d links lead back to folders above them: %s", len(links), min(links))
+    return [os.path.join(folder, name) for name in names]
 
 
 def _standard_input(stream: io.BufferedReader) -> Iterator[Named]:
     # All formats of images have one of these bytes among the first; no path has.
     if any(byte in stream.peek(16)[:16] for byte in (b"\0", b"\xff", b"\x89")):
         return iter((Named("-", stream.read(MOST_BYTES + 1)),))
-    return (Named(os.fsdecode(name)) for line in stream if (name := line.strip()))
+    return (Named(_as_path(os.fsdecode(name))) for line in stream if (name := line.strip()))
+
+
+def _as_path(name: str) -> str:
+    """A path: './-1.png' for '-1.png' and others that a spreadsheet would compute, so that outputs agree on names."""
+    return f"./{name}" if name.startswith(FORMULAS) and name != "-" else name

@@ -6,10 +6,11 @@ import collections
 import csv
 import dataclasses
 import functools
+import io
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import logs, outputs
+from vit_jax.base import logs, outputs, stopping
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.options import Data
@@ -36,6 +37,10 @@ from vit_jax.prediction.images import (
 )
 
 _PICTURED = 400  # images on one sheet
+_STOPPED = (
+    "stopped; what is printed is whole: to continue, pass the names of the images that are not in it, as files or by "
+    "standard input"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +202,9 @@ def predict_files(
     thresholds: Sequence[float] = (),
     best: Compiled | None = None,
 ) -> None:
-    """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
-    made. The memory it takes does not grow with the number of images.
+    """Prints predictions as `text`, `csv`, `json` (one list, on the last line) or `jsonl` (an object a line), each as
+    soon as it is made. The memory it takes does not grow with the number of images. Of an image all or nothing is
+    printed, and a list is closed, when SIGINT or SIGTERM comes.
 
     Args:
       run: from `loading.load_run`.
@@ -209,6 +215,7 @@ def predict_files(
     Raises:
       ConfigError: it is not known how images are normalised, or the model has no head.
       UserError: some image could not be read; raised after all others were predicted.
+      Interrupted: SIGINT or SIGTERM came.
     """
     check_head(run)
     tiles, good, bad = [], 0, 0
@@ -229,7 +236,8 @@ def predict_files(
                 tiles.append((result.image, caption))
             yield result
 
-    {"text": _print_text, "csv": _print_csv, "json": _print_json}[form](predictions())
+    with stopping.keeping(lambda: _STOPPED):
+        _PRINTERS[form](predictions())
     if tiles:
         from vit_jax.prediction.picture import draw_sheet
 
@@ -241,29 +249,61 @@ def predict_files(
 
 def _print_text(predictions: Iterable[Prediction]) -> None:
     for p in predictions:
-        print(logs.printable(p.file))
-        for name, probability in zip(p.names, p.probabilities, strict=True):
-            print(f"  {probability:7.2%}  {logs.printable(name)}")
-        sys.stdout.flush()
+        rows = [
+            f"  {q:7.2%}  {logs.printable(n)}"
+            for n, q in zip(p.names, p.probabilities, strict=True)
+        ]
+        _print("\n".join([logs.printable(p.file), *rows]))
 
 
 def _print_csv(predictions: Iterable[Prediction]) -> None:
-    writer = csv.writer(sys.stdout)
-    writer.writerow(("file", "rank", "class", "probability"))
+    def line(*cells: Any) -> str:
+        csv.writer(text := io.StringIO(), lineterminator="").writerow(map(outputs.as_cell, cells))
+        return text.getvalue()
+
+    _print(line("file", "rank", "class", "probability"), end="\r\n")
     for p in predictions:
-        for rank, (name, probability) in enumerate(zip(p.names, p.probabilities, strict=True), 1):
-            row = (logs.printable(p.file), rank, logs.printable(name), f"{probability:.6f}")
-            writer.writerow(map(outputs.as_cell, row))
-        sys.stdout.flush()
+        ranked = enumerate(zip(p.names, p.probabilities, strict=True), 1)
+        rows = [
+            line(logs.printable(p.file), rank, logs.printable(name), f"{probability:.6f}")
+            for rank, (name, probability) in ranked
+        ]
+        _print("\r\n".join(rows), end="\r\n")
 
 
 def _print_json(predictions: Iterable[Prediction]) -> None:
     before = "["
+    try:
+        for p in predictions:
+            with stopping.delayed():
+                print(f"{before}{_as_json(p)}", end="", flush=True)
+                before = ", "
+    except KeyboardInterrupt:
+        _print("[]" if before == "[" else "]")
+        raise
+    _print("[]" if before == "[" else "]")
+
+
+def _print_json_lines(predictions: Iterable[Prediction]) -> None:
     for p in predictions:
-        classes = [
-            {"class": c, "probability": q} for c, q in zip(p.names, p.probabilities, strict=True)
-        ]
-        row = json.dumps({"file": p.file, "predictions": classes})
-        print(f"{before}{row}", end="", flush=True)
-        before = ", "
-    print("[]" if before == "[" else "]")
+        _print(_as_json(p))
+
+
+def _as_json(p: Prediction) -> str:
+    rows = zip(p.names, p.probabilities, strict=True)
+    classes = [{"class": name, "probability": probability} for name, probability in rows]
+    return json.dumps({"file": logs.printable(p.file), "predictions": classes})
+
+
+def _print(text: str, end: str = "\n") -> None:
+    """Prints a text as a whole: a signal waits."""
+    with stopping.delayed():
+        print(text, end=end, flush=True)
+
+
+_PRINTERS = {
+    "text": _print_text,
+    "csv": _print_csv,
+    "json": _print_json,
+    "jsonl": _print_json_lines,
+}

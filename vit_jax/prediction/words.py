@@ -1,5 +1,6 @@
 """Maps of images by words: which of them each pixel is most like, by a model that was trained with images and texts."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -59,6 +60,7 @@ class WordSegmenter(Segmenter):
         self.data = data_of(run)
         self.classes = tuple(words)
         threshold = options.threshold if threshold is None else threshold
+        self._options = dataclasses.replace(options, threshold=threshold)
         self.black = threshold > by_words.ANY
         if self.black:
             self.classes = (_NONE, *self.classes)
