@@ -161,7 +161,8 @@ class Segmentation(Objective):
         if self.options.head != "eomt":
             logits = learner.own.logits(learner.model, images, training=True, rngs=rngs)
             loss, accuracy = losses.pixel_loss(logits, labels)
-            return loss, {"accuracy": accuracy}
+            accuracy = losses.of_counted(accuracy, labels)
+            return losses.of_counted(loss, labels), {"accuracy": accuracy}
         key, loss_key = jax.random.split(rngs.dropout())
         predictions = learner.own(
             learner.model, images, masked=self.masked(learner.step), key=key, rngs=rngs
@@ -177,7 +178,9 @@ class Segmentation(Objective):
             weights=self.weights,
             things=self.things,
         )
-        return sum(x.sum(0) for x in parts.values()), {name: x[-1] for name, x in parts.items()}
+        loss = sum(x.sum(0) for x in parts.values())
+        metrics = {name: losses.of_counted(x[-1], labels) for name, x in parts.items()}
+        return losses.of_counted(loss, labels), metrics
 
     @property
     def panoptic(self) -> bool:
