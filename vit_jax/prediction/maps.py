@@ -42,7 +42,7 @@ class Segmented:
       labels: (H, W) uint8, numbers of `classes`.
       classes: names, in the order of these numbers.
       image: (H, W, C) uint8.
-      segments: (H, W) uint16, single things too, see `data.labels.segments`; `None` of a model that does not find any.
+      segments: (H, W) int32, single things too, see `data.labels.segments`; `None` of a model that does not find any.
       black: whether the first class is drawn black.
     """
 

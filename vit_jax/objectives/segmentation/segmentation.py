@@ -15,6 +15,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.data.labels.segments import MOST_PREDICTED
 from vit_jax.models import layer_features, registry
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
@@ -39,7 +40,9 @@ class SegmentationOptions:
         "multilevel: layers that are fused, by number or name; (): four, evenly spaced, the last included",
     )
     width: int = option(256, "multilevel: channels of the fused map", minimum=1)
-    queries: int = option(100, "eomt: how many queries there are", minimum=1)
+    queries: int = option(
+        100, "eomt: how many queries there are", minimum=1, maximum=MOST_PREDICTED
+    )
     blocks: int = option(4, "eomt: last blocks that queries go through", minimum=1)
     segments: int = option(
         40,
