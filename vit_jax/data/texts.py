@@ -116,7 +116,7 @@ class TextRows:
         begin = [tokenizer.begin] if self._options.text == "clip" and tokenizer.begin >= 0 else []
         try:
             encoded = tokenizer.encode(text.lower())
-        except Exception as error:  # of types that each package has of its own
+        except Exception as error:  # Each package has other types of errors.
             raise TextError(
                 f"the text {text!r} cannot be made into tokens: {reason(error)}"
             ) from None

@@ -112,7 +112,10 @@ class Segmentation(Evaluator):
             pixels = decode.decode(
                 record.image, channels=data.channels, max_value=data.max_value, **limits
             )
-            labels = mask_table(self.source).decode(record.label, size=pixels.shape[:2], **limits)
+            orientation = decode.orientation(record.image, channels=data.channels, **limits)
+            labels = mask_table(self.source).decode(
+                record.label, size=pixels.shape[:2], orientation=orientation, **limits
+            )
         except BadImage as error:
             return None, error
         return maps.cut(
