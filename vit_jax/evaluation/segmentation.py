@@ -116,11 +116,11 @@ class Segmentation(Evaluator):
             labels = mask_table(self.source).decode(
                 record.label, size=pixels.shape[:2], orientation=orientation, **limits
             )
+            grain = maps.grain(self.context.model_config)
+            seen = maps.cut(pixels, data, self.options.windows, grain, name=record.name)
         except BadImage as error:
             return None, error
-        return maps.cut(
-            pixels, data, self.options.windows, maps.grain(self.context.model_config)
-        ), labels
+        return seen, labels
 
     def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:
         """What `maps.make_answers` makes, compiled once."""
