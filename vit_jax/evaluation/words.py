@@ -28,7 +28,7 @@ from vit_jax.objectives.image_text import patches
 from vit_jax.objectives.networks import Networks
 
 ANY = -1.0  # a threshold that all cosines reach
-_SHOWN = 5  # of what a warning names
+_SHOWN = 5  # groups or names in a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,11 @@ def prompts(names: Sequence[str], templates: Sequence[str], text: str) -> list[s
 
 
 def warn_of_names(names: Sequence[str], template: str, rows: TextRows, text: str) -> None:
-    """Warns of classes that a model cannot tell apart by their texts, and of those of whose name nothing is left.
+    """Warns of classes that have the same text for a model, and of names that leave no tokens.
 
     Args:
       names: of the classes.
-      template: one of those that texts are made of.
+      template: a text, in which a name stands for {}.
       rows: makes the tokens of texts.
       text: see `prompts`.
     """
@@ -83,11 +83,11 @@ def warn_of_names(names: Sequence[str], template: str, rows: TextRows, text: str
             nameless.append(name)
     groups = [group for group in alike.values() if len(group) > 1]
     if groups:
-        some = "; ".join(", ".join(map(repr, group)) for group in groups[:_SHOWN])
+        shown = [", ".join(map(repr, group)) for group in groups[:_SHOWN]]
         logging.warning(
             "classes with the same text, of which the first is always found: %s (%d groups); say in the evaluator's "
             "option names what else they are called, such as 'c plus plus' for 'C++'",
-            some,
+            "; ".join(shown),
             len(groups),
         )
     if nameless:

@@ -95,7 +95,7 @@ class _Segment(NamedTuple):
 
 
 def _check_once(values: Sequence[Any], what: str) -> None:
-    """Raises `ConfigError` if one of the values is there twice; its message begins with `what`."""
+    """Raises `ConfigError` if one of the values is there twice; the message begins with `what`."""
     places_of: dict[Any, int] = {}
     for place, value in enumerate(values):
         first = places_of.setdefault(value, place)
