@@ -214,6 +214,30 @@ def test_an_image_whose_mask_has_another_size_is_not_prepared(scenes, tmp_path):
     assert "its mask has 5 x 5 pixels, and the image 42 x 30" in (out / "report.jsonl").read_text()
 
 
+def test_a_turned_photo_that_has_a_mask_keeps_its_orientation_where_others_are_encoded_again(
+    tmp_path,
+):
+    scenes, pixels = tmp_path / "scenes", np.random.default_rng(0).integers(0, 256, (30, 42, 3))
+    values, originals = np.full((30, 42), 7, np.uint8), {}
+    for orientation in (1, 3, 6):
+        save(scenes / f"masks/{orientation}.png", values)
+        tag = Image.Exif()
+        tag[ExifTags.Base.Orientation] = orientation
+        content = saved(pixels.astype(np.uint8), "JPEG", quality=100, exif=tag)
+        path = scenes / f"images/{orientation}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        originals[orientation] = content
+    (scenes / "classes.csv").write_text(VALUES)
+    prepare(str(scenes), str(tmp_path / "set"), options=ShardOptions(quality=50), holdout=0.0)
+    source = sources.open_train(typed(data__name="prepared", data__path=str(tmp_path / "set")).data)
+    kept = {source[i].name.rpartition(", ")[2]: source[i].image for i in range(3)}
+    assert {name: content in originals.values() for name, content in kept.items()} == {
+        "images/1.jpg": False, "images/3.jpg": True, "images/6.jpg": True,
+    }  # fmt: skip
+    assert not verify(str(tmp_path / "set"))["bad"]
+
+
 def test_an_image_without_a_mask_is_not_prepared_and_sizes_are_kept(scenes, tmp_path):
     options = ShardOptions(max_side=16)
     with pytest.raises(ConfigError, match="--max_side=16.*masks"):
