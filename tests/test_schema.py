@@ -54,6 +54,7 @@ def test_code_gets_a_frozen_dataclass_with_values_in_their_types():
         ({"part.share": math.nan}, "config.part.share = nan is not finite"),
         ({"part.many": (1.0,)}, "config.part.many = .* must be 2 values, separated by commas"),
         ({"part.many": (1.0, 0.0)}, "config.part.many = .* must be above 0"),
+        ({"part.many": ({"weight": math.inf}, 1.0)}, "config.part.many = .* is not finite"),
         ({"part.many": (1.0, math.inf)}, "config.part.many = .* is not finite"),
         ({"part.size": "big"}, "config.part.size = 'big' is no image size: give"),
     ],

@@ -287,6 +287,16 @@ def test_what_does_not_go_with_captions_is_refused(tmp_path):
         rows.fill(out, Record(b"", ("",), "a.png"), 0.0)
 
 
+@pytest.mark.parametrize("text", ["cut \ud83d", "\ude00 begins late", "\udcff of no UTF-8"])
+def test_a_caption_that_was_cut_inside_of_a_character_is_a_fault_of_its_image(text):
+    """JSON may say half of an emoji, "\\ud83d", which is no character."""
+    rows, out = texts.TextRows(ImageTextOptions(text_length=4)), np.empty(4, np.int32)
+    with pytest.raises(BadImage, match="image a.png cannot be read: the text '.*ud.*tokens"):
+        rows.fill(out, Record(b"", (text,), "a.png"), 0.0)
+    with pytest.raises(texts.TextError, match="cannot be made into tokens"):
+        rows.encode(text)
+
+
 def test_digits_have_captions_that_say_colour_and_digit():
     source = sources.open_source(Data(name="digit_pairs"), "train[6:12]+test[:6]")
     assert len(source) == 12 and source[1].label == ("one in red", "a red one")

@@ -91,6 +91,48 @@ def test_a_crop_cuts_things_with_their_image(scenes):
     assert set(np.unique(batch["label"])) <= set(CODES.values()) and like.dtype == np.uint16
 
 
+def say_twice(part):
+    """A change of a JSON file's content that makes it say something twice."""
+
+    def change(content):
+        first = content["annotations"][0]
+        if part == "segment":
+            first["segments_info"].append(first["segments_info"][0] | {"category_id": 9})
+        elif part == "file":
+            content["annotations"].append(first)
+        else:
+            content["categories"][2][part] = content["categories"][1][part]
+
+    return change
+
+
+def with_id(value):
+    """A change of the id of the first segment."""
+    return lambda content: content["annotations"][0]["segments_info"][0].update({"id": value})
+
+
+TWICE = {
+    "segment": (say_twice("segment"), "0.png: segments_info has the id 70000 twice, .* 0 and 5"),
+    "file": (say_twice("file"), "annotations has the file_name '0.png' twice, .* 0 and 1"),
+    "category": (say_twice("id"), "categories has the id 7 twice, in its entries 1 and 2"),
+    "name": (say_twice("name"), "categories has the name 'car' twice, in its entries 1 and 2"),
+    "id 0": (with_id(0), "0.png has a segment with the id 0"),
+    "a fraction": (with_id(7.5), "id 7.5"),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_what_a_file_says_twice_is_refused_with_its_entries(scenes, kind):
+    change, message = TWICE[kind]
+    folder, _ = scenes
+    path = folder / "masks/train.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message):
+        sources.open_train(typed(data__path=str(folder)).data)
+
+
 def test_segments_that_no_file_lists_are_refused(scenes):
     folder, ids = scenes
     write(folder, ids, infos=INFOS[1:])

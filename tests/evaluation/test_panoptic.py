@@ -7,7 +7,7 @@ import pytest
 
 from tests import lazily
 from vit_jax.data.labels.masks import IGNORED
-from vit_jax.data.labels.segments import classes_of, things_of
+from vit_jax.data.labels.segments import classes_of, colored, things_of
 from vit_jax.evaluation.panoptic import FALSE, MISSED, TRUE, counts_of, measures, segment_map
 
 torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
@@ -116,3 +116,24 @@ def test_random_queries_become_the_segments_of_transformers():
         assert len(pairs) == len(np.unique(found)) == len(np.unique(numbers))
         segments += len(pairs)
     assert segments > 40
+
+
+@pytest.mark.parametrize("count", [255, 256, 300, 1000])
+def test_as_many_things_are_predicted_as_there_are_queries(count):
+    """Label maps to learn from hold 255; what is predicted beyond those is found falsely, and joins no other."""
+    row = np.full((1, count, count), 1e-6, np.float32)
+    row[0, np.arange(count), np.arange(count)] = 1 - 1e-6
+    classes = np.zeros((count, 3), np.float32)
+    classes[:, 0] = 0.99
+    found = segment_map(row, classes, (True, False), (1, count), score=0.5, overlap=0.5)
+    assert things_of(found)[0].tolist() == list(range(1, count + 1)) and not classes_of(found).any()
+    counts = counts_of(found, np.where(found < 2**16, found, IGNORED).astype(np.uint16), 2)
+    assert counts[0, TRUE] == 255 and not counts[:, [FALSE, MISSED]].any()
+    labels = np.where(found < 2**16, found, 1).astype(
+        np.uint16
+    )  # beyond 255 things it is all stuff
+    counts = counts_of(found, labels, 2)
+    assert counts[0].tolist()[1:] == [255, count - 255, 0] and counts[1, MISSED] == (count > 255)
+    colors, infos = colored(found)
+    ids = (colors.astype(int) * [1, 256, 2**16]).sum(-1)
+    assert len(infos) == count == len(np.unique(ids)) and {i["category_id"] for i in infos} == {1}

@@ -15,7 +15,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
 from vit_jax.data import sources
 from vit_jax.data.labels.masks import IGNORED, numbered
-from vit_jax.data.record import DataSet, Record
+from vit_jax.data.record import DataError, DataSet, Record, TooLarge
 from vit_jax.devices import meshes
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
@@ -61,7 +61,7 @@ def test_windows_cover_an_image_and_a_map_of_places_comes_back():
     """Scores that say where a pixel is put every window back to its place."""
     pixels = np.zeros((40, 100, 3), np.uint8)
     pixels[..., 0] = np.arange(100)[None] * 2
-    cut = maps.cut(pixels, data(), "sliding", 4)
+    cut = maps.cut(pixels, data(), "sliding", 4, name="x")
     assert cut.size == (16, 40) and cut.places == ((0, 0), (0, 12), (0, 24))
     halves = [window[::2, ::2, :1].astype(np.float32) for window in cut.pixels]
     joined = cut._joined(halves)
@@ -73,7 +73,7 @@ def test_windows_cover_an_image_and_a_map_of_places_comes_back():
 
 
 def test_a_whole_image_is_one_window_of_the_models_size():
-    cut = maps.cut(np.zeros((40, 100, 3), np.uint8), data(), "whole", 4)
+    cut = maps.cut(np.zeros((40, 100, 3), np.uint8), data(), "whole", 4, name="x")
     assert cut.pixels.shape == (1, 16, 16, 3)
     scores = np.random.default_rng(0).normal(size=(4, 4, 5)).astype(np.float32)
     labels = cut.labels([scores])
@@ -119,7 +119,7 @@ def made(monkeypatch, source, **changes):
     networks, trained = untrained()
     definition = registry.abstract(networks.model_config)[0]
     context = EvalContext(typed, networks.model_config, definition, CLASSES, networks)
-    return evaluation.make((), context), trained
+    return evaluation.make(typed.eval.evaluators, context), trained
 
 
 @functools.cache
@@ -153,6 +153,43 @@ def test_the_evaluator_counts_every_pixel_once_on_any_mesh(monkeypatch, windows)
     assert 0 < found[0]["pixel_accuracy"] < 1
 
 
+@pytest.mark.parametrize("shape", [(1, 10_000), (4_000, 4), (16, 16 * 65), (1, 65)])
+def test_a_picture_of_too_many_windows_is_refused_with_the_cure(shape):
+    pixels = np.zeros((*shape, 3), np.uint8)
+    with pytest.raises(TooLarge, match="image long.png .* windows, of at most 64: .*windows=whole"):
+        maps.cut(pixels, data(), "sliding", 4, name="long.png")
+    assert len(maps.cut(pixels, data(), "whole", 4, name="long.png").pixels) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (16 * 64, 16), (3, 3)])
+def test_as_many_windows_as_the_limit_are_taken(shape):
+    cut = maps.cut(np.zeros((*shape, 3), np.uint8), data(), "sliding", 4, name="x")
+    assert len(cut.pixels) == max(shape) // min(shape)
+
+
+def test_the_evaluator_passes_over_pictures_of_too_many_windows_as_over_unreadable_ones(
+    monkeypatch,
+):
+    class Long(Blocks):
+        def __getitem__(self, index):
+            if index != 2:
+                return super().__getitem__(index)
+            pixels = np.zeros((4, 4_000, 3), np.uint8)
+            return Record(pixels, pixels[..., 0], "long.png")
+
+    sliding = {"eval.evaluators": (("segmentation", {"windows": "sliding"}),)}
+    mesh = meshes.replica_mesh()
+    for most in (0, 1):
+        options = sliding | {"data.on_bad_image": "skip", "data.max_bad_images": most}
+        judges, trained = made(monkeypatch, Long(), **options)
+        with jax.set_mesh(mesh):
+            if most:
+                assert judges(trained, mesh)["images"] == 6
+                continue
+            with pytest.raises(DataError, match="long.png: .* in 1000 windows"):
+                judges(trained, mesh)
+
+
 def test_the_evaluator_agrees_with_a_forward_pass_by_hand(monkeypatch):
     judges, trained = made(monkeypatch, Blocks())
     mesh = meshes.replica_mesh()
@@ -163,7 +200,7 @@ def test_the_evaluator_agrees_with_a_forward_pass_by_hand(monkeypatch):
     expected, source = torchmetrics.JaccardIndex(task="multiclass", num_classes=4), Blocks()
     for index in range(7):
         record = source[index]
-        cut = maps.cut(record.image, evaluator.config.data, "whole", 8)
+        cut = maps.cut(record.image, evaluator.config.data, "whole", 8, name="x")
         (scores,) = score(trained.weights, trained.own, jnp.asarray(cut.pixels))
         predicted = maps.enlarged(np.asarray(scores[0]), record.label.shape)
         expected.update(torch.tensor(predicted.astype(int)), torch.tensor(record.label.astype(int)))

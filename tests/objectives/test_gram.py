@@ -101,21 +101,24 @@ def test_the_loss_of_dinov3s_features_is_that_of_transformers(tmp_path):
 
 @pytest.fixture(scope="module")
 def run():
-    """(assembly, states before and after five steps, their metrics); the last step has larger views."""
+    """(assembly, states before and after five steps, their metrics, the step, a batch of the first four); the last step
+    has larger views.
+    """
     assembly = assembled(anchored())
     state, step = jax.jit(assembly.init)(jax.random.key(0)), jax.jit(assembly.train_step)
     specs = batches.specs(assembly.config, num_classes=0)
-    random, states, metrics = np.random.default_rng(0), [state], []
+    random, states, metrics, given = np.random.default_rng(0), [state], [], []
     for i in range(5):
         batch = {n: random.integers(0, 256, x.shape, np.uint8) for n, x in specs[i == 4].items()}
+        given.append(batch)
         state, found = step(state, batch)
         states.append(state)
         metrics.append(jax.device_get(found))
-    return assembly, states, metrics
+    return assembly, states, metrics, step, given[0]
 
 
 def test_the_gram_teacher_is_the_teacher_where_anchoring_starts_and_where_it_is_refreshed(run):
-    _, states, _ = run
+    _, states, *_ = run
 
     def same(state, other):
         teacher = leaves({n: tree for n, tree in other.teacher.items() if n != OWN})
@@ -129,8 +132,18 @@ def test_the_gram_teacher_is_the_teacher_where_anchoring_starts_and_where_it_is_
     assert same(states[4], states[4]) and same(states[5], states[4])
 
 
+def test_the_gram_teacher_is_taken_where_it_is_due_also_if_the_update_is_skipped(run):
+    _, states, _, step, batch = run
+    spoiled = states[1].replace(params=jax.tree.map(lambda x: x * jnp.nan, states[1].params))
+    skipped, metrics = step(spoiled, batch)
+    assert metrics["skipped_updates"] == 1
+    teacher = leaves({n: tree for n, tree in states[1].teacher.items() if n != OWN})
+    for name, taken in leaves(skipped.variables[ANCHOR]).items():
+        np.testing.assert_array_equal(taken, teacher[name])
+
+
 def test_the_loss_counts_from_its_start_on_with_views_of_every_size(run):
-    assembly, _, metrics = run
+    assembly, _, metrics, *_ = run
     for step, found in enumerate(metrics):
         parts = found["dino_loss"] + found["ibot_loss"] + 0.1 * found["koleo_loss"]
         parts += 2.0 * found["gram_loss"] if step >= 2 else 0
@@ -143,7 +156,7 @@ def test_the_loss_counts_from_its_start_on_with_views_of_every_size(run):
 
 
 def test_the_gram_teacher_is_saved_with_the_run(run):
-    _, states, _ = run
+    _, states, *_ = run
     parts = states[3].parts()
     assert set(parts["anchor_variables"]) == set(parts["teacher"])
     again = states[0].with_parts(parts)
@@ -227,3 +240,9 @@ def test_places_move_in_training_alone_and_within_their_bounds():
     )
     np.testing.assert_array_equal(still, again)
     assert np.abs(first - second).max() > 1e-4
+
+
+def test_anchoring_that_would_never_begin_is_refused():
+    objective = assembled(anchored(**{"objective.gram_start": "100%"})).networks.objective
+    with pytest.raises(ConfigError, match="gram_start = '100%' is step 8, and the run has 8"):
+        objective.check_effects()

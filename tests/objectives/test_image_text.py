@@ -1,5 +1,7 @@
 """Learning from images and texts: frozen image towers, both judges, and what cannot be learned from."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,12 @@ import pytest
 from PIL import Image
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.texts import TextRows
 from vit_jax.evaluation import retrieval, words
 from vit_jax.evaluation.run import evaluate_run, make_judges
 from vit_jax.evaluation.templates import TEMPLATES, with_run_templates
 from vit_jax.interchange.loading import load_run
+from vit_jax.objectives.image_text.image_text import ImageTextOptions
 from vit_jax.planning import plan
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training import loop
@@ -109,6 +113,26 @@ def test_prompts_are_canonical_and_wordnet_ids_have_names():
         words.prompt("Great_White-Shark", "A photo of the {}!") == "a photo of the great whiteshark"
     )
     assert words.names_of(["n01440764"]) == ["tench"] and words.names_of(["a"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "warned"),
+    [
+        ("siglip", ["C", "C++", "Java", "C#"], ["the same text, .*: 'C', 'C\\+\\+', 'C#' .1 groups"]),
+        ("siglip", ["cat", "!!!", "dog"], ["no token is left: '!!!' .1."]),
+        ("siglip", ["great_white", "Great White!", "a", "A"], ["'great_white', 'Great White!'; 'a', 'A'"]),
+        ("siglip", ["x" * 40 + "a", "x" * 40 + "b"], ["the same text"]),  # cut to 32 tokens
+        ("clip", ["Cat", "cat"], ["'Cat', 'cat'"]),
+        ("clip", ["C", "C++", "!!!"], []),
+        ("siglip", ["cat", "dog"], []),
+    ],
+)  # fmt: skip
+def test_classes_whose_texts_are_alike_are_named_in_a_warning(text, names, warned, caplog):
+    rows = TextRows(ImageTextOptions(text=text, text_length=32))
+    words.warn_of_names(names, "a photo of {}", rows, text)
+    assert len(caplog.messages) == len(warned)
+    for message, expected in zip(caplog.messages, warned, strict=True):
+        assert re.search(expected, message)
 
 
 def test_prompts_of_clip_are_those_of_its_authors():

@@ -518,3 +518,38 @@ def test_what_does_not_go_together_is_refused(changes, options, message):
     context = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=CLASSES)
     with pytest.raises(ConfigError, match=message):
         Segmentation(SegmentationOptions(**options), context)
+
+
+def test_queries_learn_nothing_from_an_image_without_a_pixel_that_counts():
+    random = np.random.default_rng(0)
+    masks = jnp.asarray(random.normal(size=(1, 2, QUERIES, 8, 8)), jnp.float32)
+    logits = jnp.asarray(random.normal(size=(1, 2, QUERIES, CLASSES + 1)), jnp.float32)
+    labels = np.full((2, 16, 16), IGNORED, np.uint8)
+    labels[0, :8] = 1
+    how = dict(most=CLASSES, points=losses.Points(64), weights=losses.Weights(no_object=0.0))
+
+    def loss(masks, logits):
+        parts = losses.query_loss(masks, logits, labels, jax.random.key(0), **how)
+        of_images = losses.of_counted(sum(x.sum(0) for x in parts.values()), labels)
+        return of_images.mean(), of_images
+
+    (mean, of_images), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(
+        masks, logits
+    )
+    assert of_images[1] == 0 and of_images[0] > 0 and mean == of_images[0] / 2
+    for gradient in gradients:
+        assert not gradient[:, 1].any() and gradient[:, 0].any()
+
+
+@pytest.mark.parametrize("void", [(), (1,), (0, 2), (0, 1, 2, 3)])
+def test_the_mean_is_over_images_of_which_some_pixel_counts(void):
+    """One that counts nowhere takes no weight from the others; without such images nothing changes."""
+    values = np.random.default_rng(0).exponential(size=4).astype(np.float32)
+    labels = np.zeros((4, 8, 8), np.uint8)
+    labels[:, 2:] = IGNORED
+    labels[list(void)] = IGNORED
+    found = jax.jit(losses.of_counted)(values, labels)
+    rest = np.delete(values, void)
+    assert found.mean() == pytest.approx(rest.mean() if len(rest) else 0)
+    if not void:
+        np.testing.assert_array_equal(found, values)

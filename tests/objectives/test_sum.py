@@ -341,3 +341,22 @@ def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
 def test_what_is_no_sum_is_refused(made, terms, options, message):
     with pytest.raises(ConfigError, match=message):
         make(made, terms, **options)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"start": "100%"}, "masked_patches starts at step 10, and the run has 10"),
+        ({"start": "50 steps"}, "masked_patches starts at step 50"),
+        ({"weight": 0}, r"all weights \(masked_patches\) are 0"),
+    ],
+)
+def test_a_term_that_would_train_nothing_is_refused(made, given, message):
+    sums = make(made, (("masked_patches", given),), tokenizer="")
+    with pytest.raises(ConfigError, match=message):
+        sums.check_effects()
+
+
+def test_a_late_term_and_one_of_weight_0_beside_others_have_an_effect(made):
+    terms = (("masked_patches", {"start": "90%"}), ("supervised", {"weight": 0}))
+    make(made, terms, tokenizer="").check_effects()

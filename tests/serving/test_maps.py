@@ -15,6 +15,7 @@ from vit_jax.checkpoints.objective_weights import Own
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels.segments import PanopticTable
+from vit_jax.data.record import BadImage
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import ObjectiveContext
@@ -62,6 +63,15 @@ def make_run(head: str, windows: str = "whole", **evaluator) -> TrainedModel:
 def segmented(run: TrainedModel, content: bytes):
     (found,) = segment(Segmenter(run), [Named("x", content)], batch_size=1)
     return found
+
+
+def test_predict_gives_a_picture_of_too_many_windows_back_as_unreadable():
+    long = io.BytesIO()
+    Image.new("RGB", (4_000, 4)).save(long, "PNG")
+    files = [Named("long", long.getvalue()), Named("x", encoded())]
+    refused, found = segment(Segmenter(make_run("linear", "sliding")), files, batch_size=2)
+    assert isinstance(refused, BadImage) and "in 1000 windows, of at most 64" in str(refused)
+    assert found.file == "x"
 
 
 def picture(url: str) -> Image.Image:

@@ -382,6 +382,8 @@ def _numbers(value) -> Iterator[float]:
     if isinstance(value, list | tuple):
         for part in value:
             yield from _numbers(part)
+    elif isinstance(value, Mapping):
+        yield from _numbers(list(value.values()))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield value
 

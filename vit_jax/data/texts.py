@@ -18,7 +18,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.base.settings import named_entries
-from vit_jax.data.record import BadImage, Label, Record, Source
+from vit_jax.data.record import BadImage, DataError, Label, Record, Source, reason
 from vit_jax.data.sources import fingerprint
 
 TOKENS = "tokens"  # of a batch
@@ -51,6 +51,10 @@ class Tokenizer:
     pad: int
     end: int
     begin: int
+
+
+class TextError(DataError):
+    """A text cannot be made into tokens, such as one that was cut inside of a character."""
 
 
 class TextRows:
@@ -86,7 +90,7 @@ class TextRows:
           draw: which of them, random in [0, 1).
 
         Raises:
-          BadImage: it has no caption, or this one has no tokens.
+          BadImage: it has no caption, or this one has no tokens or cannot be made into tokens.
           ConfigError: labels are no captions.
         """
         captions = example.label
@@ -97,15 +101,26 @@ class TextRows:
             )
         if not captions:
             raise BadImage(example.name, "it has no caption")
-        out[:] = tokens = self.encode(caption := captions[int(draw * len(captions))])
+        caption = captions[int(draw * len(captions))]
+        try:
+            tokens = self.encode(caption)
+        except TextError as error:
+            raise BadImage(example.name, str(error)) from None
+        out[:] = tokens
         if not self.count(tokens):
             raise BadImage(example.name, f"its caption {caption!r} has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
-        """(length,) int32."""
+        """(length,) int32. Raises `TextError` for a text that the tokenizer does not take."""
         tokenizer, (end, pad) = self._tokenizer, self._ends
         begin = [tokenizer.begin] if self._options.text == "clip" and tokenizer.begin >= 0 else []
-        numbers = [*begin, *tokenizer.encode(text.lower())][: self.length - 1]
+        try:
+            encoded = tokenizer.encode(text.lower())
+        except Exception as error:  # Each package has other types of errors.
+            raise TextError(
+                f"the text {text!r} cannot be made into tokens: {reason(error)}"
+            ) from None
+        numbers = [*begin, *encoded][: self.length - 1]
         tokens = np.full(self.length, pad, np.int32)
         tokens[: len(numbers) + 1] = [*numbers, end]
         return tokens

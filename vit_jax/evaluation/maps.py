@@ -23,12 +23,14 @@ from vit_jax.base.settings import named_entries
 from vit_jax.data.augmentation import augment
 from vit_jax.data.decoding import resize
 from vit_jax.data.options import Data
+from vit_jax.data.record import TooLarge
 from vit_jax.evaluation import contract
 from vit_jax.models import classifier, layout
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN, Networks
 
 WINDOWS = ("whole", "sliding")
+MOST_WINDOWS = 64  # of an image
 
 
 _Options = TypeVar("_Options", bound=contract.EvaluatorOptions)
@@ -92,16 +94,28 @@ class Windows:
         return total / count
 
 
-def cut(pixels: np.ndarray, data: Data, kind: str, grain: int) -> Windows:
+def cut(pixels: np.ndarray, data: Data, kind: str, grain: int, *, name: str) -> Windows:
     """What the model sees of an image.
 
     Args:
       pixels: (h, w, C) uint8.
+      name: of the image, for errors.
       data: the section `config.data`; its size and interpolation are used.
       kind: one of `WINDOWS`.
       grain: windows lie at multiples of this many pixels, the side of a patch.
+
+    Raises:
+      TooLarge: it is so long that the windows would be too many.
     """
     window, original = sizes.height_width(data.image_size), pixels.shape[:2]
+    count = count_windows(original, data, kind, grain)
+    if count > MOST_WINDOWS:
+        height, width = original
+        raise TooLarge(
+            name,
+            f"it is so long, {width} x {height} pixels, that the model sees it in {count} windows, of at most "
+            f"{MOST_WINDOWS}: cut it into parts, or squeeze images into one window with windows=whole",
+        )
     size = _resized(original, data, kind, grain)
     resized = np.empty((*size, pixels.shape[2]), np.uint8)
     resize.cut_pixels(pixels, ((0, 0, *original), False), resized, data.interpolation)

@@ -11,7 +11,7 @@ from vit_jax.evaluation import maps
 
 # IoU is counted in such parts, as integers: sums over hosts do not depend on their order.
 _UNIT = 2**40
-_CODES = 2**16  # of label maps
+_CODES = 2**24  # of label maps, predicted ones too
 # Probabilities from here to 1 minus this have logits that are finite in float32.
 _LEAST = 2.0**-24
 # Columns of counts: of IoU, and true positives, false ones, false negatives.
@@ -27,7 +27,7 @@ def segment_map(
     score: float,
     overlap: float,
 ) -> np.ndarray:
-    """The segments of an image as a label map (H, W) uint16, see `data.labels.segments`, as Mask2Former and EoMT join
+    """The segments of an image as a label map (H, W) int32, see `data.labels.segments`, as Mask2Former and EoMT join
     queries: each pixel goes to the query with the largest product of class and mask probability.
 
     Args:
@@ -38,7 +38,7 @@ def segment_map(
       score: queries whose class is less probable are dropped.
       overlap: so are those that get fewer pixels than this share of their mask, which is where they are above 1/2.
     """
-    label_map, best = np.full(size, IGNORED, np.uint16), np.zeros(size, np.float32)
+    label_map, best = np.full(size, IGNORED, np.int32), np.zeros(size, np.float32)
     winner, labels = np.full(size, -1, np.int32), classes.argmax(-1)
     above = np.zeros(size, bool)  # whether the winner's mask is
     kept = [q for q, k in enumerate(labels) if k < len(things) and classes[q, k] > score]

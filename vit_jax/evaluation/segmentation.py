@@ -112,12 +112,15 @@ class Segmentation(Evaluator):
             pixels = decode.decode(
                 record.image, channels=data.channels, max_value=data.max_value, **limits
             )
-            labels = mask_table(self.source).decode(record.label, size=pixels.shape[:2], **limits)
+            orientation = decode.orientation(record.image, channels=data.channels, **limits)
+            labels = mask_table(self.source).decode(
+                record.label, size=pixels.shape[:2], orientation=orientation, **limits
+            )
+            grain = maps.grain(self.context.model_config)
+            seen = maps.cut(pixels, data, self.options.windows, grain, name=record.name)
         except BadImage as error:
             return None, error
-        return maps.cut(
-            pixels, data, self.options.windows, maps.grain(self.context.model_config)
-        ), labels
+        return seen, labels
 
     def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:
         """What `maps.make_answers` makes, compiled once."""

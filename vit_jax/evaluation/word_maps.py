@@ -47,6 +47,7 @@ class WordMaps(Segmentation):
                 f"{where}: names has {len(options.names)}, and the data {len(named)} classes to name"
             )
         check_templates(options.templates, where)
+        words.warn_of_names(self._names, options.templates[0], self._texts.rows, self._texts.text)
         self._map = words.make_map_answers(context.networks, self.config.data, options.threshold)
 
     def answers_of(self, trained: EvaluatedModel, mesh: Mesh) -> Callable:

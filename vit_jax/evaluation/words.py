@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.base.schema import option
 from vit_jax.data.augmentation.augment import prepared
 from vit_jax.data.options import Data
+from vit_jax.data.texts import TextRows
 from vit_jax.evaluation import contract, maps
 from vit_jax.evaluation.both_towers import TextProgram, text_term
 from vit_jax.evaluation.templates import TEMPLATES
@@ -26,6 +28,7 @@ from vit_jax.objectives.image_text import patches
 from vit_jax.objectives.networks import Networks
 
 ANY = -1.0  # a threshold that all cosines reach
+_SHOWN = 5  # groups or names in a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,39 @@ def prompts(names: Sequence[str], templates: Sequence[str], text: str) -> list[s
     if text == "clip":
         return [template.replace("{}", name) for name, template in pairs]
     return [prompt(name, template) for name, template in pairs]
+
+
+def warn_of_names(names: Sequence[str], template: str, rows: TextRows, text: str) -> None:
+    """Warns of classes that have the same text for a model, and of names that leave no tokens.
+
+    Args:
+      names: of the classes.
+      template: a text, in which a name stands for {}.
+      rows: makes the tokens of texts.
+      text: see `prompts`.
+    """
+    alike: dict[bytes, list[str]] = {}
+    nameless = []
+    for name in names:
+        in_template, alone = prompts([name], (template, "{}"), text)
+        alike.setdefault(rows.encode(in_template).tobytes(), []).append(name)
+        if not rows.count(rows.encode(alone)):
+            nameless.append(name)
+    groups = [group for group in alike.values() if len(group) > 1]
+    if groups:
+        shown = [", ".join(map(repr, group)) for group in groups[:_SHOWN]]
+        logging.warning(
+            "classes with the same text, of which the first is always found: %s (%d groups); say in the evaluator's "
+            "option names what else they are called, such as 'c plus plus' for 'C++'",
+            "; ".join(shown),
+            len(groups),
+        )
+    if nameless:
+        logging.warning(
+            "classes of whose name no token is left: %s (%d); say in the evaluator's option names what they are called",
+            ", ".join(map(repr, nameless[:_SHOWN])),
+            len(nameless),
+        )
 
 
 def class_vectors(vectors: np.ndarray, classes: int) -> np.ndarray:

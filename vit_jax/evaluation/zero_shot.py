@@ -14,7 +14,7 @@ from vit_jax.evaluation import contract
 from vit_jax.evaluation.both_towers import TwoTowerEvaluator
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.templates import TEMPLATES, check_templates
-from vit_jax.evaluation.words import class_vectors, names_of, prompts
+from vit_jax.evaluation.words import class_vectors, names_of, prompts, warn_of_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,9 @@ class ZeroShot(TwoTowerEvaluator):
                 f"config.eval.evaluators: zero_shot: names has {len(options.names)}, and the data {count} classes"
             )
         check_templates(options.templates, "config.eval.evaluators: zero_shot")
+        self._names = options.names or names_of(self.source.classes)
+        program = self.text_program
+        warn_of_names(self._names, options.templates[0], program.rows, program.text)
 
     high_is_good = ("accuracy", "top5_accuracy")
 
@@ -60,9 +63,8 @@ class ZeroShot(TwoTowerEvaluator):
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
         templates = self.options.templates
-        names = self.options.names or names_of(self.source.classes)
-        texts = prompts(names, templates, self.text_program.text)
-        means = class_vectors(self.text_vectors(texts, trained, mesh, watch), len(names))
+        texts = prompts(self._names, templates, self.text_program.text)
+        means = class_vectors(self.text_vectors(texts, trained, mesh, watch), len(self._names))
         images, is_read, labels = self.image_vectors(self.source, trained, mesh, watch)
         nearest = np.argsort(-(images @ means.T), axis=1, kind="stable")[:, :5]
         right = (nearest == labels[:, None])[is_read]

@@ -293,6 +293,9 @@ class Objective:
         """
         raise NotImplementedError
 
+    def check_effects(self) -> None:
+        """Raises `ConfigError` for options that have no effect in a run of this length. Only new runs are checked."""
+
     def starts(self) -> Mapping[str, int]:
         """The steps before which some of its own parameters rest, by the beginning of their names: they have no updates
         and no decay, and the counts of their optimizer begin there.

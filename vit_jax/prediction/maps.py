@@ -47,7 +47,7 @@ class Segmented:
       labels: (H, W) uint8, numbers of `classes`.
       classes: names, in the order of these numbers.
       image: (H, W, C) uint8.
-      segments: (H, W) uint16, single things too, see `data.labels.segments`; `None` of a model that does not find any.
+      segments: (H, W) int32, single things too, see `data.labels.segments`; `None` of a model that does not find any.
       black: whether the first class is drawn black.
     """
 
@@ -138,13 +138,9 @@ class Segmenter:
         settings = checksum_of(self.data, self._windows, self._options, self.black)
         return {"weights": weights, "classes": list(self.classes), "settings": settings}
 
-    def count_windows(self, size: tuple[int, int]) -> int:
-        """How many windows there are of an image of a height and a width."""
-        return maps.count_windows(size, self.data, self._windows, self._grain)
-
-    def cut(self, pixels: np.ndarray) -> maps.Windows:
-        """What the model sees of an image (H, W, C) uint8."""
-        return maps.cut(pixels, self.data, self._windows, self._grain)
+    def cut(self, pixels: np.ndarray, name: str) -> maps.Windows:
+        """What the model sees of an image (H, W, C) uint8. Raises `TooLarge` if that is too much."""
+        return maps.cut(pixels, self.data, self._windows, self._grain, name=name)
 
     def join(
         self, name: str, image: np.ndarray, cut: maps.Windows, answers: Sequence[tuple]
@@ -172,21 +168,24 @@ def segment(
     """
     data, weights = segmenter.data, segmenter.weights
 
-    def read(file: Named) -> tuple[Named, np.ndarray | BadImage]:
+    def read(file: Named) -> tuple[Named, np.ndarray | BadImage, maps.Windows | None]:
         try:
-            limits = dict(
-                channels=data.channels, max_pixels=data.max_pixels, max_value=data.max_value
+            pixels = decode(
+                file.read_content(),
+                name=file.name,
+                channels=data.channels,
+                max_pixels=data.max_pixels,
+                max_value=data.max_value,
             )
-            return file, decode(file.read_content(), name=file.name, **limits)
+            return file, pixels, segmenter.cut(pixels, file.name)
         except BadImage as error:
-            return file, error
+            return file, error, None
 
     rows, remaining = None, iter(files)
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         while files_of_batch := list(itertools.islice(remaining, batch_size)):
             decoded = list(pool.map(read, files_of_batch))
-            seen = [None if isinstance(x, BadImage) else segmenter.cut(x) for _, x in decoded]
-            pixels = [window for cut in seen if cut for window in cut.pixels]
+            pixels = [window for _, _, cut in decoded if cut for window in cut.pixels]
             rows = rows or min(batch_size, max(len(pixels), 1))  # one shape, one compilation
             answers = collections.deque()
             for first in range(0, len(pixels), rows):
@@ -195,7 +194,7 @@ def segment(
                 batch[: len(part)] = part
                 given = jax.device_get(segmenter.answers(*weights, batch))
                 answers.extend(list(zip(*given, strict=True))[: len(part)])
-            for (file, image), cut in zip(decoded, seen, strict=True):
+            for file, image, cut in decoded:
                 if cut is None:
                     yield image
                     continue

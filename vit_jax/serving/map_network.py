@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from vit_jax.checkpoints.trained_model import TrainedModel
-from vit_jax.data.record import TooLarge
 from vit_jax.evaluation import maps
 from vit_jax.prediction.maps import Segmented, Segmenter
 from vit_jax.serving.network import (
@@ -19,7 +18,6 @@ from vit_jax.serving.network import (
 )
 
 MOST_PIXELS = 2**22  # of a mask; larger images are made smaller before
-_MOST_WINDOWS = 64  # of an image
 _NAME = "sent"
 
 
@@ -61,13 +59,7 @@ class MapNetwork:
 
     def cut(self, pixels: np.ndarray) -> maps.Windows:
         """What the model sees of an image (H, W, C) uint8. Raises `TooLarge` if that is too much."""
-        count = self._segmenter.count_windows(pixels.shape[:2])
-        if count > _MOST_WINDOWS:
-            raise TooLarge(
-                _NAME,
-                f"it is so long that the model sees it in {count} windows, of at most {_MOST_WINDOWS}",
-            )
-        return self._segmenter.cut(pixels)
+        return self._segmenter.cut(pixels, _NAME)
 
     def join(self, image: np.ndarray, cut: maps.Windows, answers: Sequence[tuple]) -> Segmented:
         """An image with its classes, by what the model answered to each of its windows."""

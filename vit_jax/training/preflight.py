@@ -127,6 +127,7 @@ def _check_effects(assembly: Assembly) -> None:
             "seen where metrics are logged: set e.g. '50 steps'; '100%' logs the first and the last step alone"
         )
     _check_decay(config.optim)
+    assembly.networks.objective.check_effects()
     for name in ("step_minutes", "other_minutes", "wait_minutes"):
         if getattr(config.hosts, name) == 0:
             raise ConfigError(

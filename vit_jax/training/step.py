@@ -74,6 +74,7 @@ def make_train_step(
         )
         unchanged = state.replace(health=health, frozen_teachers=(), base=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
+        new = _with_anchor_due(new, networks)
         # Whatever is selected or measured is a device's own shard, before parameters are gathered.
         new = new.replace(params=place.updated(new.params))
 
@@ -358,11 +359,11 @@ def _update_averages(
 
     Args:
       params, opt_state, variables: after the update.
-      networks: of the run; they may have a teacher that follows the student, and an anchor.
+      networks: of the run; they may have a teacher that follows the student.
       config: `config.optim`.
     """
     updates = {"ema": state.ema, "variables": state.variables | variables}
-    teacher, anchor = networks.moving_average(), networks.objective.anchor()
+    teacher = networks.moving_average()
     if state.ema is not None:
         updates["ema"] = optim.update_average(config, state.ema, params, opt_state, state.step)
     if "ema" in state.variables:
@@ -376,12 +377,19 @@ def _update_averages(
             updates["variables"]["teacher"] = optim.follow(
                 state.variables["teacher"], variables, rate
             )
-    if anchor is not None:
-        updates["variables"][ANCHOR] = jax.lax.cond(
-            anchor.is_due(state.step + 1),
-            lambda new, old: new,
-            lambda new, old: old,
-            model_part(updates["teacher"]),
-            state.variables[ANCHOR],
-        )
     return updates
+
+
+def _with_anchor_due(state: TrainState, networks: Networks) -> TrainState:
+    """The state at the end of a step, with its anchor refreshed if that is due: also where the update was skipped."""
+    anchor = networks.objective.anchor()
+    if anchor is None:
+        return state
+    refreshed = jax.lax.cond(
+        anchor.is_due(state.step + 1),
+        lambda new, old: new,
+        lambda new, old: old,
+        model_part(state.teacher),
+        state.variables[ANCHOR],
+    )
+    return state.replace(variables=state.variables | {ANCHOR: refreshed})

@@ -142,6 +142,25 @@ def pillow_pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(upright if is_wide else upright.convert("RGB"))
 
 
+def orientation(image: bytes | np.ndarray, *, name: str, channels: int, max_pixels: int) -> int:
+    """How `decode` turns an image upright: 2 to 8 as EXIF numbers orientations; 0 or 1: not at all.
+
+    Arguments and errors are those of `decode`.
+    """
+    if isinstance(image, np.ndarray):
+        return 0
+    head = images.check_image(image, name, max_pixels)
+    with decoding(name):
+        return _orientation(image, head, channels)
+
+
+def _orientation(image: bytes, head: images.Head, channels: int) -> int:
+    # A PNG of other channels is decoded as it is stored.
+    if channels not in (1, 3) and head.kind != images.TIFF:
+        return 0
+    return images.orientation_of(image, head)
+
+
 def train_crop(
     image: bytes | np.ndarray,
     config_data: Data,
@@ -224,7 +243,7 @@ def cut(
         part, (rows, columns) = place_of(height, width)
         if label_map is not None:
             size, most = (height, width), config_data.max_pixels
-            label_map.cut(part, (rows, columns), size, name=name, max_pixels=most)
+            label_map.cut(part, (rows, columns), size, turned, name=name, max_pixels=most)
         if out is None:
             out = np.empty((rows, columns, channels), np.uint8)
         if (rows, columns) != out.shape[:2]:
@@ -234,6 +253,7 @@ def cut(
 
     channels, interpolation = config_data.channels, config_data.interpolation
     max_value = config_data.max_value
+    turned = 0
     if isinstance(image, np.ndarray):
         pixels = decode(image, name=name, channels=channels, max_value=max_value)
         part = part_of(*pixels.shape[:2])
@@ -241,6 +261,8 @@ def cut(
         return out
     head = images.check_image(image, name, config_data.max_pixels)
     with decoding(name):
+        if label_map is not None:
+            turned = _orientation(image, head, channels)
         if head.kind == images.JPEG and channels in (1, 3):
             part = part_of(*head.details.upright)
             scale = resize.jpeg_scale(part, *out.shape[:2], interpolation)

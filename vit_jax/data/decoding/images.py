@@ -12,7 +12,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vit_jax.base import limits, places
 from vit_jax.data.decoding import jpeg, samples
@@ -57,6 +57,8 @@ _OTHERS = {
     "DirectDraw Surface": (b"DDS ",),
     "Sun raster": (b"\x59\xa6\x6a\x95",),
 }
+# A PNG has EXIF data in the chunk eXIf, or in a text as older programs write it.
+_PNG_EXIF = (b"eXIf", b"Raw profile type exif")
 _OLD_BMP = 12  # bytes of the header whose sides have 16 bits
 
 
@@ -149,6 +151,21 @@ def format_of(image: bytes, name: str) -> str:
         name,
         f"it is no image in a format known here (first bytes: {image[:8]!r}); {_listed()} are read",
     )
+
+
+def orientation_of(image: bytes, head: Head) -> int:
+    """How a file asks to be turned, 1 to 8 as EXIF numbers orientations; 0 if it does not say.
+
+    Args:
+      head: of the file.
+    """
+    if head.kind in (JPEG, TIFF):
+        return head.details.orientation
+    if head.kind == NPY or (head.kind == PNG and not any(mark in image for mark in _PNG_EXIF)):
+        return 0
+    with open_with_pillow(image, head.kind) as opened:
+        orientation = opened.getexif().get(ExifTags.Base.Orientation, 0)
+    return orientation if orientation in range(1, 9) else 0
 
 
 def read_file(path: str, name: str | None = None) -> bytes:

@@ -69,6 +69,11 @@ class Directory:
         )
 
     @property
+    def orientation(self) -> int:
+        """1 to 8, as EXIF numbers them."""
+        return self.one(_ORIENTATION, 1)
+
+    @property
     def sample_bytes(self) -> int:
         """Of all its samples once they are decompressed."""
         bits = max(self.tags.get(_BITS, (1,)))
@@ -162,7 +167,7 @@ def read_samples(image: bytes, directory: Directory, name: str) -> np.ndarray:
         pixels = _undo_differences(pixels, directory, name)
     if get(_COLORS) == _WHITE_IS_ZERO:
         pixels = 1 - pixels if kind[0] == 3 else ~pixels
-    return np.ascontiguousarray(upright(pixels, get(_ORIENTATION, 1)))
+    return np.ascontiguousarray(upright(pixels, directory.orientation))
 
 
 def _read_plane(

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.crops import Part
-from vit_jax.data.decoding import images, resize
+from vit_jax.data.decoding import images, resize, samples
 from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.record import BadImage, Source, decoding
 
@@ -19,6 +19,9 @@ IGNORED = 255  # in a label map: a pixel that counts nowhere
 MAX_CLASSES = 255  # label maps are uint8
 VALUE, COLOR = ("value",), ("red", "green", "blue")  # the columns of a table
 _UNKNOWN = -1
+_PNG_DEPTH = 24  # where a file says its bits per channel
+# By these bits: the brightness, of 255, that stands for a number of 1.
+_BRIGHTNESS = {2: 85, 4: 17}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +54,25 @@ class ClassTable:
         *,
         name: str,
         size: tuple[int, ...] | None = None,
+        orientation: int = 0,
         max_pixels: int = MAX_PIXELS,
     ) -> np.ndarray:
         """The label map (H, W) of a mask, a PNG file or an array (H, W) of values, of `dtype`.
 
+        A mask is turned as it asks itself, or else as its image is; not if it has the upright image's size as it is.
+
         Args:
           name: of the image.
-          size: its height and width, to compare with; `None`: any.
+          size: height and width of the upright image, to compare with; `None`: any.
+          orientation: how the image was turned, see `decode.orientation`.
 
         Raises:
           BadImage: it is no PNG, it has a value or colour that is not in the table, or another size.
         """
         label_map = self._labels_of(mask, name, max_pixels)
+        turned = samples.upright(label_map, _orientation_of(mask, name, max_pixels) or orientation)
+        if size is None or turned.shape == size:
+            label_map = turned
         if size is not None and label_map.shape != size:
             (height, width), (tall, wide) = size, label_map.shape
             raise BadImage(
@@ -128,6 +138,10 @@ class ClassTable:
                     "values: give the columns name, red, green and blue there, or store class numbers",
                 )
             values = np.asarray(opened)
+            depth = mask[_PNG_DEPTH]
+            if opened.mode == "L" and depth in _BRIGHTNESS:
+                # Pillow has stretched grey of 2 and 4 bits to brightness, 0 to 255.
+                values = values // _BRIGHTNESS[depth]
             return values if values.dtype == np.uint8 else values.astype(np.int32)
 
 
@@ -150,6 +164,7 @@ class LabelMap:
         part: Part,
         filled: tuple[int, int],
         size: tuple[int, int],
+        orientation: int,
         *,
         name: str,
         max_pixels: int,
@@ -157,17 +172,29 @@ class LabelMap:
         """Fills `out`, all of it `IGNORED` but the first `filled` rows and columns.
 
         Args:
-          part, size: of the image, and its height and width.
+          part, size, orientation: of the image, and its height and width once it is turned; see `ClassTable.decode`.
           name: of the image.
 
         Raises:
           BadImage: see `ClassTable.decode`.
         """
-        labels = self.table.decode(self.mask, name=name, size=size, max_pixels=max_pixels)
+        labels = self.table.decode(
+            self.mask, name=name, size=size, orientation=orientation, max_pixels=max_pixels
+        )
         rows, columns = filled
         if filled != self.out.shape:
             self.out[:] = IGNORED
         resize.cut_labels(labels, part, self.out[:rows, :columns])
+
+
+def _orientation_of(mask: bytes | np.ndarray | tuple, name: str, max_pixels: int) -> int:
+    """How a mask asks to be turned itself, see `images.orientation_of`."""
+    png = mask[0] if isinstance(mask, tuple) else mask
+    if isinstance(png, np.ndarray):
+        return 0
+    head = images.check_image(png, name, max_pixels)
+    with decoding(name):
+        return images.orientation_of(png, head)
 
 
 def mask_table(source: Source) -> ClassTable | None:

@@ -12,7 +12,10 @@ import numpy as np
 from vit_jax.data.labels.masks import IGNORED, ClassTable
 from vit_jax.data.record import BadImage
 
-MOST_THINGS = 255  # of an image: label maps are uint16
+MOST_THINGS = 255  # of an image to learn from: such label maps are uint16
+MOST_PREDICTED = (
+    2**16 - 1
+)  # of an image: predicted label maps are int32, and become colours of 24 bits
 _PER_THING = 256
 
 

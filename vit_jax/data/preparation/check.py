@@ -66,7 +66,11 @@ def check_label(
     `masks`, if that of an image of a height and a width has another, or says what the table does not list.
     """
     if masks is not None:
-        masks.decode(record.label, name=record.name, size=size, max_pixels=max_pixels)
+        name = record.name
+        orientation = decode.orientation(record.image, name=name, channels=3, max_pixels=max_pixels)
+        masks.decode(
+            record.label, name=name, size=size, orientation=orientation, max_pixels=max_pixels
+        )
         return
     if not classes:
         return

@@ -13,6 +13,7 @@ import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
+from vit_jax.data.decoding import decode
 from vit_jax.data.labels.masks import mask_table
 from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation.check import check_label, encoded, examine
@@ -232,7 +233,12 @@ def _item(source: Source, record: Record | BadImage, root: str, options: ShardOp
     except BadImage as error:
         return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
     stored = image
-    if options.reencodes:
+    turned = False
+    if options.reencodes and mask_table(source) is not None:
+        # A mask is turned as its image says, and one that is encoded again says nothing.
+        most = options.max_pixels
+        turned = decode.orientation(image, name=name, channels=3, max_pixels=most) > 1
+    if options.reencodes and not turned:
         stored = reencode(image, pixels, options.max_side, options.quality)
     kept = Record(stored, record.label, name)
     return _Item(name, kept, len(image), tuple(("kept", remark) for remark in remarks))

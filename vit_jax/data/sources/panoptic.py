@@ -3,8 +3,8 @@
 """
 
 import json
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -25,8 +25,8 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
       files: all below `masks`; `masks.json` itself is looked for.
 
     Raises:
-      ConfigError: a file is not in that form, its categories are not those of the others, or an image has too many
-        things.
+      ConfigError: a file is not in that form or says something twice, its categories are not those of the others, or
+        an image has too many things.
     """
     json_files = sorted(name for name in files if name.endswith(".json"))
     json_files += ["masks.json"] if (root / "masks.json").exists() else []
@@ -51,8 +51,17 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
                 f"{root / name} and {root / json_files[0]} must have the same categories"
             )
         categories = of_file
+        where = f"{root / name}: categories"
+        _check_once([number for number, _, _ in categories], f"{where} has the id")
+        _check_once([class_name for _, class_name, _ in categories], f"{where} has the name")
+        files = [file for file, _ in annotations]
+        _check_once(files, f"{root / name}: annotations has the file_name")
         for file, infos in annotations:
             mask = f"{name.removesuffix('.json')}/{file}"
+            if mask in segments:
+                raise ConfigError(
+                    f"{root / name} and another JSON file beside it both have segments of {mask}: remove one of them"
+                )
             segments[mask] = _segments(infos, categories, f"{root / name}: {file}")
     if not 2 <= len(categories) <= MAX_CLASSES:
         raise ConfigError(
@@ -79,13 +88,30 @@ class _Segment(NamedTuple):
 
     @classmethod
     def of(cls, info: dict) -> "_Segment":
-        if not 0 <= int(info["id"]) < 2**24:  # of a colour
+        number = int(info["id"])
+        if number != float(info["id"]) or not 0 <= number < 2**24:  # of a colour
             raise ValueError(f"id {info['id']}")
-        return cls(int(info["id"]), info["category_id"], bool(info.get("iscrowd")))
+        return cls(number, info["category_id"], bool(info.get("iscrowd")))
+
+
+def _check_once(values: Sequence[Any], what: str) -> None:
+    """Raises `ConfigError` if one of the values is there twice; the message begins with `what`."""
+    places_of: dict[Any, int] = {}
+    for place, value in enumerate(values):
+        first = places_of.setdefault(value, place)
+        if first != place:
+            raise ConfigError(
+                f"{what} {value!r} twice, in its entries {first} and {place} (the first is 0): each must be there once"
+            )
 
 
 def _segments(segments: list[_Segment], categories: list[tuple], where: str) -> np.ndarray:
     """The rows of an image. Crowds do not count."""
+    _check_once([segment.number for segment in segments], f"{where}: segments_info has the id")
+    if any(segment.number == 0 for segment in segments):
+        raise ConfigError(
+            f"{where} has a segment with the id 0, whose colour is black, which means no segment: number them from 1 on"
+        )
     known = {number: place for place, (number, _, _) in enumerate(categories)}
     for segment in segments:
         if segment.category not in known:

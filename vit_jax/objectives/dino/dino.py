@@ -122,6 +122,15 @@ class Dino(Objective):
         self.gram_start = context.to_steps(options.gram_start)
         self.gram_refresh = context.to_steps(options.gram_refresh)
 
+    def check_effects(self) -> None:
+        total = self.context.total_steps
+        if self.options.gram_weight and self.gram_start >= total:
+            raise ConfigError(
+                f"config.objective.gram_start = {self.options.gram_start!r} is step {self.gram_start}, and the run has "
+                f"{total}: Gram anchoring would never begin; set an earlier start, a longer config.duration, or "
+                "gram_weight to 0"
+            )
+
     def own_modules(self, rngs: nnx.Rngs) -> Own:
         model = self.context.model
         check_models(model, self.views, self.options.view_resize)

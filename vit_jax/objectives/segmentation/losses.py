@@ -86,6 +86,18 @@ def pixel_loss(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
     return (losses * counted).sum((1, 2)) / total, (right * counted).sum((1, 2)) / total
 
 
+def of_counted(values: jax.Array, labels: jax.Array) -> jax.Array:
+    """Values of images (B,), scaled so that their mean over the batch is the mean over images with a pixel that counts.
+    An image without such a pixel gets 0.
+
+    Args:
+      labels: (B, H, W), see `pixel_loss`.
+    """
+    counts = (classes_of(labels) != IGNORED).any((1, 2))
+    images = jnp.maximum(counts.sum(), 1)
+    return values * counts * (len(values) / images)
+
+
 def segments(
     labels: jax.Array, num_classes: int, most: int, things: int = 0
 ) -> tuple[jax.Array, jax.Array]:
@@ -296,7 +308,8 @@ def matched_loss(
     points: Points,
     weights: Weights,
 ) -> dict[str, jax.Array]:
-    """The parts of the loss of an example, scalars, each already weighted: `mask`, `dice`, `label`.
+    """The parts of the loss of an example, scalars, each already weighted: `mask`, `dice`, `label`. They are 0 of one
+    without segments.
 
     Args:
       masks, logits: see `matching_costs`.
@@ -315,8 +328,11 @@ def matched_loss(
     classes = jnp.full(num_queries, nothing, jnp.int32)
     classes = classes.at[queries].set(wanted.classes, mode="drop")
     losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), classes[:, None], axis=1)[:, 0]
-    weight = jnp.where(classes == nothing, weights.no_object, 1.0)
-    means["label"] = (losses * weight).sum() / weight.sum()
+    # An image without a pixel that counts may show anything: it is no evidence of "no object".
+    has_target = count > 0
+    weight = jnp.where(classes == nothing, weights.no_object, 1.0) * has_target
+    total = jnp.maximum(weight.sum(), _NOTHING)
+    means["label"] = (losses * weight).sum() / total
     return {name: getattr(weights, name) * x for name, x in means.items()}
 
 

@@ -15,6 +15,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.data.labels.segments import MOST_PREDICTED
 from vit_jax.models import layer_features, registry
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
@@ -39,7 +40,9 @@ class SegmentationOptions:
         "multilevel: layers that are fused, by number or name; (): four, evenly spaced, the last included",
     )
     width: int = option(256, "multilevel: channels of the fused map", minimum=1)
-    queries: int = option(100, "eomt: how many queries there are", minimum=1)
+    queries: int = option(
+        100, "eomt: how many queries there are", minimum=1, maximum=MOST_PREDICTED
+    )
     blocks: int = option(4, "eomt: last blocks that queries go through", minimum=1)
     segments: int = option(
         40,
@@ -161,7 +164,8 @@ class Segmentation(Objective):
         if self.options.head != "eomt":
             logits = learner.own.logits(learner.model, images, training=True, rngs=rngs)
             loss, accuracy = losses.pixel_loss(logits, labels)
-            return loss, {"accuracy": accuracy}
+            accuracy = losses.of_counted(accuracy, labels)
+            return losses.of_counted(loss, labels), {"accuracy": accuracy}
         key, loss_key = jax.random.split(rngs.dropout())
         predictions = learner.own(
             learner.model, images, masked=self.masked(learner.step), key=key, rngs=rngs
@@ -177,7 +181,9 @@ class Segmentation(Objective):
             weights=self.weights,
             things=self.things,
         )
-        return sum(x.sum(0) for x in parts.values()), {name: x[-1] for name, x in parts.items()}
+        loss = sum(x.sum(0) for x in parts.values())
+        metrics = {name: losses.of_counted(x[-1], labels) for name, x in parts.items()}
+        return losses.of_counted(loss, labels), metrics
 
     @property
     def panoptic(self) -> bool:

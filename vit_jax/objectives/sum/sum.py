@@ -229,6 +229,21 @@ class Sum(Objective):
         )
         return {"views": seen, "other_views": tuple(others)}
 
+    def check_effects(self) -> None:
+        total = self.context.total_steps
+        for term in self.terms:
+            if term.start >= total:
+                raise ConfigError(
+                    f"{_OPTION}: {term.name} starts at step {term.start}, and the run has {total}: it would train "
+                    "nothing; set an earlier start, a longer config.duration, or leave it out"
+                )
+            term.objective.check_effects()
+        if not any(term.weight for term in self.terms):
+            names = ", ".join(term.name for term in self.terms)
+            raise ConfigError(
+                f"{_OPTION}: all weights ({names}) are 0, and nothing would be trained: set one above 0"
+            )
+
     def own_modules(self, rngs: nnx.Rngs) -> Own:
         made = {term.name: term.objective.own_modules(rngs) for term in self.terms}
         return Own({name: own for name, own in made.items() if own is not None})
