@@ -181,7 +181,7 @@ def table(family: Sequence[str], folder: pathlib.Path) -> list[str]:
 
 def _in_words(difference: comparison.Difference, scale: int, digits: int) -> str:
     ours, theirs = (f"{scale * x:.{digits}f}" for x in (difference.ours, difference.theirs))
-    apart = f"{scale * (difference.ours - difference.theirs):+.{digits}f}"
+    apart = f"{scale * (difference.ours - difference.theirs):+.{digits}f}".replace("-", "−")
     error = f"{scale * difference.error:.{digits}f}"
     return f"{ours} − {theirs} = {apart} (error {error}, p {difference.p_value:.2f})"
 

@@ -36,9 +36,11 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
     for name in json_files:
         try:
             content = json.loads(places.read_bytes(root / name))
-            of_file = [(c["id"], c["name"], bool(c["isthing"])) for c in content["categories"]]
+            of_file = [
+                (int(c["id"]), str(c["name"]), bool(c["isthing"])) for c in content["categories"]
+            ]
             annotations = [
-                (a["file_name"], [_Segment.of(info) for info in a["segments_info"]])
+                (str(a["file_name"]), [_Segment.of(info) for info in a["segments_info"]])
                 for a in content["annotations"]
             ]
         except (ValueError, KeyError, TypeError) as error:
@@ -91,7 +93,7 @@ class _Segment(NamedTuple):
         number = int(info["id"])
         if number != float(info["id"]) or not 0 <= number < 2**24:  # of a colour
             raise ValueError(f"id {info['id']}")
-        return cls(number, info["category_id"], bool(info.get("iscrowd")))
+        return cls(number, int(info["category_id"]), bool(info.get("iscrowd")))
 
 
 def _check_once(values: Sequence[Any], what: str) -> None:
