@@ -13,7 +13,6 @@ from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 
 datasets = lazily.Package("datasets")
-pandas = lazily.Package("pandas")
 
 
 def opened(root, split="train", **fields):
@@ -62,18 +61,18 @@ def test_image_folders_are_read_as_datasets_reads_them(name, place, tmp_path):
     folders = ("train", "test") if place == "beside each split" else ("",)
     for folder in folders:
         within = [file for file in files if file.startswith(folder)]
-        table = pandas.DataFrame(
+        table = datasets.Dataset.from_dict(
             {
                 "file_name": [file.removeprefix(f"{folder}/") for file in within],
-                "caption": "what is seen",
+                "caption": ["what is seen"] * len(within),
                 "label": [("fern", "moss")[files.index(file) % 2] for file in within],
             }
         )
         path = root / folder / name
         if name.endswith(".csv"):
-            table.to_csv(path, index=False)
+            table.to_csv(path)
         elif name.endswith(".jsonl"):
-            table.to_json(path, orient="records", lines=True)
+            table.to_json(path)
         else:
             table.to_parquet(path)
     theirs = datasets.load_dataset("imagefolder", data_dir=str(root), cache_dir=str(tmp_path / "c"))

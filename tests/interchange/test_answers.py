@@ -10,11 +10,10 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-import torch
-import transformers
 from PIL import Image
 
 import vit_jax
+from tests import lazily
 from tests.models.conftest import parameters
 from tests.models.conftest import run as forward
 from vit_jax.base import patterns
@@ -22,6 +21,8 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import averaging, formats, loading
 from vit_jax.models import classifier, lora, registry
 from vit_jax.models.preprocessing import Preprocessing
+
+torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
 
 NAMES = ("rain", "snow", "fog")
 # What answers depend on, by the fact's name.

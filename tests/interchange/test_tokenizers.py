@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-import torch
-import transformers
 from flax import nnx
 
+from tests import lazily
 from tests.interchange import test_text_towers as towers
 from vit_jax.data import texts
 from vit_jax.interchange import formats, saved_objectives
 from vit_jax.models import registry
 from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.image_text.image_text import ImageText, ImageTextOptions
+
+torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
 
 # Fifty texts with punctuation, capitals, accents, other alphabets, odd spaces, and more tokens than fit.
 TEXTS = [
