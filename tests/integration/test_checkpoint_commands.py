@@ -302,7 +302,8 @@ def test_predict_writes_no_cell_that_a_spreadsheet_runs(command, trained, tmp_pa
     checkpoint = f"--checkpoint={trained[0]}"
     code, out, _ = command("predict", checkpoint, "--csv", "--topk=1", "=cmd|calc.png", "plain.png")
     assert code == 0
-    assert [row[0] for row in csv.reader(out.splitlines()[1:])] == ["'=cmd|calc.png", "plain.png"]
+    names = [row[0] for row in csv.reader(out.splitlines()[1:])]
+    assert names == ["./=cmd|calc.png", "plain.png"]
 
 
 REFUSED = {

@@ -30,6 +30,7 @@ from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.loop import train
 from vit_jax.training.upkeep.health import NonFiniteError
+from vit_jax.training.upkeep.preemption import Interrupted, StopRequest
 from vit_jax.training.with_data import assembly_for, subject_of
 
 # The fields that a sweep sets in its runs, or compares them by, and what to set instead.
@@ -301,10 +302,20 @@ def _earlier(config: ConfigDict) -> dict[str, str]:
 
 
 def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
-    """The result of a run, trained now or before."""
+    """The result of a run, trained now or before.
+
+    Raises:
+      Interrupted: a signal came. If it came at the last step of this run, the next run does not begin.
+    """
     ended = places.read_json(workdir / "result.json")
     if ended is None:
-        return train(config, workdir)
+        heard = StopRequest.heard
+        result = train(config, workdir)
+        if StopRequest.heard > heard:
+            raise Interrupted(
+                f"stopped by a signal: the run in {workdir} has ended; start again to continue with the next one"
+            )
+        return result
     logging.info("%s: this run has ended, it is not repeated", workdir)
     saved = reading.newest_description(workdir)
     now = dataclasses.asdict(resolve(config, workdir))
