@@ -141,6 +141,9 @@ def test_a_family_is_imported_alone():
 def test_a_copy_takes_an_image_size_of_either_form_as_the_config_does():
     copied = default_config().copy_and_resolve_references()
     settings.change(copied, Config, [("data.image_size", "32x64")])
-    assert copied.data.image_size == (32, 64)
+    typed = schema.typed(config_class(copied), copied)
+    assert typed.data.image_size == (32, 64)
+    copied.data.image_size = 64
+    assert copied.data.image_size == 64
     with pytest.raises(TypeError):
         copied.data.image_feature = 3
