@@ -16,6 +16,7 @@ import vit_jax
 from tests import lazily
 from tests.models.conftest import parameters
 from tests.models.conftest import run as forward
+from tests.repeats import slow_unless
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import averaging, formats, loading
@@ -78,7 +79,7 @@ def described_config(path) -> dict:
     return json.loads(json.dumps(description["config"]))
 
 
-@pytest.mark.parametrize("fact", FACTS)
+@pytest.mark.parametrize("fact", slow_unless(["all", "order of pixels"], FACTS))
 def test_every_format_gives_back_what_answers_depend_on(fact, tmp_path):
     checkpoint = of_model(**FACTS[fact])
     formats.write_checkpoint(checkpoint, tmp_path / "ours", "orbax")
