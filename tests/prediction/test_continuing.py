@@ -28,6 +28,14 @@ from vit_jax.prediction.maps import Segmenter, write_maps
 PATIENCE = 120
 
 
+@pytest.fixture(autouse=True)
+def heard_interrupts():
+    """SIGINT is ignored where tests are started in the background, and what is ignored stays so in the product."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def segmenter():
     return Segmenter(make_run("eomt", score=0.0, overlap=0.0))
