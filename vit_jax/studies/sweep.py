@@ -309,9 +309,9 @@ def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     """
     ended = places.read_json(workdir / "result.json")
     if ended is None:
-        heard = StopRequest.heard
+        requests_before = StopRequest.requests
         result = train(config, workdir)
-        if StopRequest.heard > heard:
+        if StopRequest.requests > requests_before:
             raise Interrupted(
                 f"stopped by a signal: the run in {workdir} has ended; start again to continue with the next one"
             )

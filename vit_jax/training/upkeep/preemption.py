@@ -39,11 +39,11 @@ class StopRequest:
 
     Attributes:
       name: of the signal.
-      heard: how many runs of this process were asked to stop, also at their last step, where they end all the same.
+      requests: how many runs of this process were asked to stop, also at their last step, where they end all the same.
     """
 
     name = "SIGTERM"
-    heard = 0
+    requests = 0
 
     def __init__(self):
         self._heard_at: float | None = None
@@ -108,7 +108,7 @@ class StopRequest:
         """The handler: in the main thread, when Python gets to it."""
         if self._heard_at is None:
             self._heard_at, self.name = time.monotonic(), signal.Signals(number).name
-            StopRequest.heard += 1
+            StopRequest.requests += 1
             if self._several:
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
