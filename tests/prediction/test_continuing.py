@@ -29,8 +29,11 @@ PATIENCE = 120
 
 
 @pytest.fixture(autouse=True)
-def heard_interrupts():
-    """SIGINT is ignored where tests are started in the background, and what is ignored stays so in the product."""
+def heard_interrupts(monkeypatch):
+    """SIGINT is ignored where tests are started in the background, and what is ignored stays so in the product. On a busy
+    machine a block may take long to leave, and the process of the tests must not end meanwhile.
+    """
+    monkeypatch.setattr(stopping, "_PATIENCE_SECONDS", PATIENCE)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
