@@ -30,8 +30,9 @@ PATIENCE = 120
 
 @pytest.fixture(autouse=True)
 def heard_interrupts(monkeypatch):
-    """SIGINT is ignored where tests are started in the background, and what is ignored stays so in the product. On a busy
-    machine a block may take long to leave, and the process of the tests must not end meanwhile.
+    """SIGINT is ignored where tests are started in the background, and what is ignored stays so in the product.
+
+    On a busy machine a block may take long to leave, and the process of the tests must not end meanwhile.
     """
     monkeypatch.setattr(stopping, "_PATIENCE_SECONDS", PATIENCE)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
