@@ -13,7 +13,7 @@ from vit_jax.data import loader
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOptions, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
-from vit_jax.objectives.supervised import cross_entropy, to_targets
+from vit_jax.objectives.supervised import cross_entropy, has_class, is_right, to_targets
 
 SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
 
@@ -73,10 +73,10 @@ class Accuracy(LogitsEvaluator):
         classes = context.model_config.num_classes
         top, loss = min(5, classes), objectives.loss(context.config.objective)
         targets = to_targets(batch["label"], classes)
-        mask = batch["mask"] * (targets.sum(-1) > 0)
+        mask = batch["mask"] * has_class(targets)
         best = jax.lax.top_k(logits, top)[1]
-        right = jnp.take_along_axis(targets, best, axis=1) > 0
-        new = (right[:, 0], right.any(axis=1), cross_entropy(logits, targets, loss), 1)
+        among_best = (jnp.take_along_axis(targets, best, axis=1) > 0).any(axis=1)
+        new = (is_right(logits, targets), among_best, cross_entropy(logits, targets, loss), 1)
         return {n: sums[n] + jnp.sum(v * mask) for n, v in zip(SUMMED, new, strict=True)}
 
 
