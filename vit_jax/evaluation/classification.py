@@ -13,9 +13,15 @@ from vit_jax import objectives
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.evaluation import contract, measures, mistakes
+from vit_jax.evaluation import measures, mistakes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
-from vit_jax.evaluation.logits import LogitsEvaluator
+from vit_jax.evaluation.logits import (
+    LabelOptions,
+    Logits,
+    LogitsEvaluator,
+    counts_unlabelled,
+    log_unlabelled,
+)
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
@@ -39,7 +45,7 @@ _OUT = "config.eval.evaluators: classification: out"
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassificationOptions(contract.EvaluatorOptions):
+class ClassificationOptions(LabelOptions):
     """What `classification` takes."""
 
     present: bool = option(
@@ -72,6 +78,8 @@ class Classification(LogitsEvaluator):
 
     def __init__(self, options: ClassificationOptions, context: EvalContext):
         super().__init__(options, context)
+        self._counts_unlabelled = counts_unlabelled(options, context.config)
+        self._logged_unlabelled = False
         if options.images and not options.out:
             raise ConfigError("config.eval.evaluators: classification: images needs out=FOLDER")
         if options.out:
@@ -94,15 +102,13 @@ class Classification(LogitsEvaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        logits, targets, indices = self.collect(trained.weights, mesh, watch)
-        scored = targets.any(-1)
-        logits, targets, indices = logits[scored], targets[scored], indices[scored]
-        if not len(logits):
-            raise ConfigError("classification: no example has a label")
+        examples = self.collect(trained.weights, mesh, watch)
+        logits, targets, indices = self._counted(examples)
         if self.options.present:
             logits = np.where(targets.any(0), logits, -np.inf)
         kind = objectives.probabilities(self.context.config.objective)
-        metrics = _ranked(logits, targets)
+        labelled = targets.any(-1)
+        metrics = _ranked(logits[labelled], targets[labelled])
         if self.source.multi_label:
             precisions = measures.average_precision(logits, targets)
             metrics["mean_average_precision"] = float(np.nanmean(precisions))
@@ -114,6 +120,18 @@ class Classification(LogitsEvaluator):
             text = json.dumps(metrics, indent=1) + "\n"
             places.write_whole(places.locate(self.options.out, _OUT) / METRICS, text)
         return metrics
+
+    def _counted(self, examples: Logits) -> Logits:
+        """The examples that count, see `unlabelled`. Raises `ConfigError` if none has a label."""
+        labelled = examples.targets.any(-1)
+        if not labelled.any():
+            raise ConfigError("classification: no example has a label")
+        if not self._logged_unlabelled:
+            self._logged_unlabelled = True
+            log_unlabelled(int(np.sum(~labelled)), len(labelled), self._counts_unlabelled)
+        if self._counts_unlabelled:
+            return examples
+        return Logits(*(array[labelled] for array in examples))
 
     def _write(
         self,
