@@ -1,12 +1,14 @@
 """Evaluators of images with several labels or none, against scikit-learn."""
 
+import csv
 import dataclasses
 import itertools
 
 import jax
 import numpy as np
 import pytest
-from sklearn import metrics
+from etils import epath
+from sklearn import calibration, metrics
 
 from vit_jax import evaluation
 from vit_jax.base import schema
@@ -15,8 +17,11 @@ from vit_jax.config import config_class, default_config
 from vit_jax.data import sources
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
+from vit_jax.evaluation import decisions
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.models import registry
+from vit_jax.pictures.page import Page
+from vit_jax.studies import judged
 
 CLASSES = ("cat", "dog", "emu", "fox")
 RANDOM = np.random.default_rng(5)
@@ -111,3 +116,85 @@ def test_a_softmax_has_no_images_of_no_class(monkeypatch):
     assert found["examples"] == LABELLED.sum()
     with pytest.raises(ConfigError, match="unlabelled='none' is for sigmoids"):
         judge(monkeypatch, ("accuracy", {"unlabelled": "none"}), **{"objective.loss": "softmax"})
+
+
+def test_classification_measures_each_class_and_writes_its_tables(monkeypatch, tmp_path):
+    thresholds = (0.3, 0.5, 0.6, 0.5)
+    folder = tmp_path / judged.FOLDER
+    options = {"out": str(folder), "images": True}
+    found = judge(monkeypatch, ("classification", options), **{"eval.thresholds": thresholds})
+    own = {name.partition("/")[2]: value for name, value in found.items()}
+    likely = 1 / (1 + np.exp(-LOGITS.astype(np.float64)))
+    decided = likely >= thresholds
+    for average, ending in (("macro", ""), ("micro", "_micro")):
+        rates = metrics.precision_recall_fscore_support(TARGETS, decided, average=average)
+        for name, value in zip(("precision", "recall", "f1"), rates, strict=False):
+            assert own[f"{name}{ending}"] == pytest.approx(value, abs=1e-6)
+        auc = metrics.roc_auc_score(TARGETS, LOGITS, average=average)
+        assert own[f"auc{ending}"] == pytest.approx(auc, abs=1e-6)
+    assert own["nll"] == pytest.approx(metrics.log_loss(TARGETS.ravel(), likely.ravel()), abs=1e-6)
+    brier = metrics.brier_score_loss(TARGETS.ravel(), likely.ravel())
+    assert own["brier"] == pytest.approx(brier, abs=1e-6)
+    share, mean = calibration.calibration_curve(TARGETS.ravel(), likely.ravel(), n_bins=15)
+    counts = np.histogram(likely, bins=15, range=(0, 1))[0]
+    error = np.sum(counts[counts > 0] * np.abs(share - mean)) / likely.size
+    assert own["ece"] == pytest.approx(error, abs=1e-6)
+    assert own["nll_scaled"] > 0 and own["labelled"] == LABELLED.sum() and own["examples"] == 50
+
+    tables = {path.stem: list(csv.DictReader(path.open())) for path in folder.glob("*.csv")}
+    assert set(tables) == {"classes", "calibration", "images", "mistakes"}
+    assert (folder / "calibration.png").exists()
+    rows = {row["class"]: row for row in tables["classes"]}
+    for c, name in enumerate(CLASSES):
+        f1 = metrics.f1_score(TARGETS[:, c], decided[:, c])
+        assert float(rows[name]["f1"]) == pytest.approx(f1, abs=1e-6)
+        assert int(rows[name]["predicted"]) == decided[:, c].sum()
+        assert float(rows[name]["threshold"]) == thresholds[c]
+    assert sum(int(row["decisions"]) for row in tables["calibration"]) == 200
+    for row, labels, answers in zip(tables["images"], TARGETS, decided, strict=True):
+        assert row["class"].split() == [CLASSES[c] for c in np.flatnonzero(labels)]
+        assert row["decided"].split() == [CLASSES[c] for c in np.flatnonzero(answers)]
+    wrong = [row for row in tables["images"] if row["predicted"] in row["decided"].split()]
+    wrong = [row for row in wrong if row["predicted"] not in row["class"].split()]
+    assert {row["image"] for row in tables["mistakes"]} == {row["image"] for row in wrong} != set()
+
+    page = Page("several labels")
+    judged.add_to_page(page, tmp_path)
+    right = round(RIGHT * LABELLED.sum())
+    assert f"of {LABELLED.sum()} held-out images are classified correctly ({right})" in page.html()
+    assert all(f"<td>{name}</td>" in page.html() for name in CLASSES)
+
+
+def test_thresholds_are_chosen_for_each_class(monkeypatch, tmp_path):
+    options = {"out": str(tmp_path), "thresholds": "f1"}
+    found = judge(monkeypatch, ("classification", options))
+    thresholds = decisions.read_thresholds(epath.Path(tmp_path / "thresholds.csv"), CLASSES)
+    kept = judge(monkeypatch, "classification", **{"eval.thresholds": thresholds})
+    assert kept == found
+    plain = judge(monkeypatch, "classification")
+    assert kept["classification/f1"] > plain["classification/f1"]
+    with pytest.raises(ConfigError, match="thresholds are for images with several labels"):
+        judge(monkeypatch, ("classification", options), **{"objective.loss": "softmax"})
+    with pytest.raises(ConfigError, match="has 1 numbers for 4 classes"):
+        judge(monkeypatch, "classification", **{"eval.thresholds": (0.5,)})
+
+
+def test_several_labels_by_a_softmax_are_ranked_alone(monkeypatch):
+    found = judge(monkeypatch, "classification", **{"objective.loss": "softmax"})
+    assert "classification/f1" not in found and "classification/ece" not in found
+    auc = metrics.roc_auc_score(TARGETS[LABELLED], LOGITS[LABELLED], average="macro")
+    assert found["classification/auc"] == pytest.approx(auc, abs=1e-6)
+
+
+def test_classes_that_the_data_lacks_are_in_no_mean_if_asked(monkeypatch):
+    targets = TARGETS & [True, False, True, True]
+    options = {"present": True}
+    found = judge(monkeypatch, ("classification", options), targets=targets)
+    there = [0, 2, 3]
+    likely = 1 / (1 + np.exp(-LOGITS[:, there].astype(np.float64)))
+    micro = metrics.roc_auc_score(targets[:, there].ravel(), likely.ravel())
+    assert found["classification/auc_micro"] == pytest.approx(micro, abs=1e-6)
+    f1 = metrics.f1_score(targets[:, there], likely >= 0.5, average="macro")
+    assert found["classification/f1"] == pytest.approx(f1, abs=1e-6)
+    loss = metrics.log_loss(targets[:, there].ravel(), likely.ravel())
+    assert found["classification/nll"] == pytest.approx(loss, abs=1e-6)
