@@ -8,6 +8,7 @@ from sklearn import metrics
 from tests import lazily
 from tests.repeats import slow_unless
 from vit_jax.base.errors import ConfigError
+from vit_jax.config import default_config
 from vit_jax.evaluation import decisions, measures
 
 torch = lazily.Package("torch")
@@ -145,10 +146,15 @@ def test_rates_and_ranks_are_those_of_torchmetrics(seed):
 
 
 def test_thresholds_of_the_config_are_one_for_each_class():
-    assert decisions.class_thresholds((), 3).tolist() == [0.5, 0.5, 0.5]
-    assert decisions.class_thresholds((0.1, 0.9), 2).tolist() == [0.1, 0.9]
+    config = default_config()
+    assert decisions.class_thresholds(config, 3).tolist() == [0.5, 0.5, 0.5]
+    config.eval.thresholds = (0.1, 0.9)
+    with pytest.raises(ConfigError, match="config.eval.thresholds are for sigmoids"):
+        decisions.class_thresholds(config, 2)
+    config.objective.loss = "sigmoid"
+    assert decisions.class_thresholds(config, 2).tolist() == [0.1, 0.9]
     with pytest.raises(ConfigError, match="config.eval.thresholds has 2 numbers for 3 classes"):
-        decisions.class_thresholds((0.1, 0.9), 3)
+        decisions.class_thresholds(config, 3)
 
 
 def test_a_table_of_thresholds_is_read_in_the_order_of_the_classes(tmp_path):

@@ -97,7 +97,7 @@ class Classification(LogitsEvaluator):
         self._kind = objectives.probabilities(context.config.objective)
         self._decides = self.source.multi_label and self._kind == "sigmoid"
         classes = context.model_config.num_classes
-        self._thresholds = decisions.class_thresholds(context.config.eval.thresholds, classes)
+        self._thresholds = decisions.class_thresholds(context.config, classes)
         if options.thresholds and not self._decides:
             raise ConfigError(
                 "config.eval.evaluators: classification: thresholds are for images with several labels, and for "

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
+from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, reason
+from vit_jax.config import Config
 from vit_jax.data.sources.text import read_text
 from vit_jax.evaluation import measures
 
@@ -23,14 +26,20 @@ _COLUMNS = ("class", "threshold")  # of the table of thresholds
 DECIDED = ("precision", "recall", "f1")
 
 
-def class_thresholds(thresholds: Sequence[float], classes: int) -> np.ndarray:
+def class_thresholds(config: Config | ConfigDict, classes: int) -> np.ndarray:
     """`config.eval.thresholds` as (classes,); 0.5 of all classes where it is ().
 
     Raises:
-      ConfigError: there are not as many as classes.
+      ConfigError: there are not as many as classes, or probabilities are no sigmoids.
     """
+    thresholds = config.eval.thresholds
     if not thresholds:
         return np.full(classes, THRESHOLD)
+    if objectives.probabilities(config.objective) == "softmax":
+        raise ConfigError(
+            "config.eval.thresholds are for sigmoids, and the model was trained with a softmax: set "
+            "--config.eval.thresholds='()', or --config.objective.loss=sigmoid if it was not"
+        )
     if len(thresholds) != classes:
         raise ConfigError(
             f"config.eval.thresholds has {len(thresholds)} numbers for {classes} classes: give one for each, in their "
@@ -61,6 +70,23 @@ def choose_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndar
         # Halfway may round to the lower one of two probabilities that are next to each other.
         thresholds[c] = max((ranked[last] + below) / 2, np.nextafter(below, 1))
     return thresholds
+
+
+def listed(
+    probabilities: np.ndarray, thresholds: np.ndarray, topk: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which classes of an image to list: the `topk` most probable ones, and all that are decided for.
+
+    Args:
+      probabilities: of all classes, in falling order.
+      thresholds: of these classes.
+
+    Returns:
+      The places of the listed classes in this order, and whether each is decided for.
+    """
+    decided = probabilities >= thresholds
+    places = np.flatnonzero(decided | (np.arange(len(decided)) < topk))
+    return places, decided[places]
 
 
 def write_thresholds(path: epath.Path, classes: Sequence[str], thresholds: np.ndarray) -> None:
