@@ -61,6 +61,7 @@ PARSED = {
     "word_maps": "needs a run of images and texts; tests/objectives/test_dino_txt.py",
     "dino_txt.py": "needs a model with a class token; tests/objectives/test_dino_txt.py",
     "('features',": "needs another model; tests/objectives/test_sum.py",
+    "chosen": "needs several labels an image; tests/evaluation/test_several_labels.py, interchange/test_answers.py",
     "classify ": "trains; tests/studies/test_classify.py",
     "prepare cifar10": "downloads",
     "prepare oxford_iiit_pet": "downloads",

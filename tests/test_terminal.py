@@ -187,3 +187,12 @@ def test_of_a_library_below_a_clone_that_is_called_vit_jax_only_warnings_are_sho
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stderr.endswith(" W a warning\n") and "a detail" not in done.stderr
+
+
+def test_what_native_libraries_print_is_no_part_of_a_result():
+    code = (
+        "import os, sys\nfrom vit_jax.base import native_log\n"
+        "print('before')\nnative_log.keep_from_stdout()\nos.write(1, b'native\\n')\nprint('result')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("before\nresult\n", "native\n", 0)

@@ -679,6 +679,8 @@ class EvalSection(_Fields):
     "the metric by which models are compared, e.g. knn/accuracy; METRIC:min or METRIC:max where its evaluator does not say which is good; '': the main metric of the first evaluator (default: '')"
     patience: int
     'early stopping: end the run after this many evaluations without a better one; 0: never (default: 0)'
+    thresholds: _Tuple
+    'of a model with sigmoids: how probable each class has to be to count as predicted, in the order of the classes; (): 0.5 (default: ())'
     target: float | None
     'end the run at the first evaluation whose eval.best is as good as this, e.g. 0.6 of accuracy; not given: never'
 
@@ -990,6 +992,7 @@ class EvaluateFields(TypedDict, total=False):
     data__max_bad_images: int
     eval__batch_size: int
     eval__evaluators: tuple[Any, ...] | list[Any]
+    eval__thresholds: tuple[Any, ...] | list[Any]
 
 class PreprocessingOptions(TypedDict, total=False):
     'How images are prepared.'

@@ -77,6 +77,14 @@ class Eval:
         "early stopping: end the run after this many evaluations without a better one; 0: never",
         minimum=0,
     )
+    thresholds: tuple = option(
+        (),
+        "of a model with sigmoids: how probable each class has to be to count as predicted, in the order of the "
+        "classes; (): 0.5",
+        minimum=0,
+        maximum=1,
+        role="answers",
+    )
     target: float | None = option(
         None,
         "end the run at the first evaluation whose eval.best is as good as this, e.g. 0.6 of accuracy; "

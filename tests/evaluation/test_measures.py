@@ -81,7 +81,7 @@ def test_average_precision_is_that_of_scikit_learn_with_ties():
     scores = np.round(LOGITS, 1)
     several = RANDOM.random((400, CLASSES)) < 0.2
     several[:, 3] = False
-    found = measures.average_precision(scores, several)
+    found = measures.ranking(scores, several).average_precision
     assert np.isnan(found[3])
     there = np.delete(np.arange(CLASSES), 3)
     expected = [metrics.average_precision_score(several[:, c], scores[:, c]) for c in there]
@@ -93,4 +93,4 @@ def test_one_class_and_one_example_have_measures_too():
     truth = np.ones((1, 1), bool)
     assert measures.calibration_error(measures.bins_of(likely, truth)) == 0
     assert measures.by_class(measures.confusion(np.zeros(1, int), np.zeros(1, int), 1))["f1"] == [1]
-    assert measures.average_precision(likely, truth) == [1]
+    assert measures.ranking(likely, truth).average_precision == [1]

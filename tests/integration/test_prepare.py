@@ -67,9 +67,9 @@ def test_images_with_several_labels_are_prepared_and_learned_with_a_sigmoid(
     )  # fmt: skip
     with caplog.at_level("INFO", logger="absl"):
         result = vit_jax.train(config, tmp_path / "run")
-    # As in ImageNet-ReaL: those with no label are not counted; right is a label of the image.
-    assert result["examples"] == 24 and result["accuracy"] == 1.0
-    assert caplog.text.count("evaluation: 8 of 32 images have no label and are excluded") == 1
+    # Images of no class count in the loss, as in training; right is a label of the image.
+    assert result["examples"] == 32 and result["accuracy"] == 1.0
+    assert caplog.text.count("evaluation: 8 of 32 images have no label and count as images") == 1
     assert result["loss"] < 0.5
 
 

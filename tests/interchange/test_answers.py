@@ -2,6 +2,7 @@
 adapters.
 """
 
+import csv
 import dataclasses
 import json
 import logging
@@ -22,6 +23,8 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import averaging, formats, loading
 from vit_jax.models import classifier, lora, registry
 from vit_jax.models.preprocessing import Preprocessing
+from vit_jax.prediction.images import find_images
+from vit_jax.prediction.predict import predict_files
 
 torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
 
@@ -33,9 +36,10 @@ FACTS = {
     "native sizes": dict(settings={"data.native_tokens": 9}),
     "order of pixels": dict(settings={"data.permute": "patches", "data.permute_patch": 8}),
     "range of values": dict(settings={"data.max_value": 4095}),
+    "thresholds": dict(probabilities="sigmoid", settings={"eval.thresholds": [0.3, 0.5, 0.75]}),
     "all": dict(
         probabilities="sigmoid",
-        settings={"data.native_tokens": 6, "data.max_value": 1023},
+        settings={"data.native_tokens": 6, "data.max_value": 1023, "eval.thresholds": [0.2, 0, 1]},
     ),
 }
 FILES = {
@@ -94,6 +98,7 @@ def test_every_format_gives_back_what_answers_depend_on(fact, tmp_path):
         assert formats.probabilities_of(again) == formats.probabilities_of(checkpoint), name
         described = described_config(path)
         assert described["data"] == config["data"], name
+        assert described["eval"] == config["eval"], name
         assert described["objective"] == config["objective"], name
 
 
@@ -196,3 +201,53 @@ def test_other_libraries_compute_the_same_logits_and_are_told_of_sigmoids(tmp_pa
         theirs = model(torch.from_numpy(images).permute(0, 3, 1, 2)).logits.sigmoid()
     ours = jax.nn.sigmoid(forward(checkpoint.model_config, checkpoint.params, images).logits)
     np.testing.assert_allclose(theirs, ours, atol=1e-6)
+
+
+def test_thresholds_that_convert_keeps_decide_what_is_predicted(photos, tmp_path, capsys):
+    """A table of thresholds is kept in a checkpoint of ours, and by that in a folder of transformers."""
+    formats.write_checkpoint(of_model(probabilities="sigmoid"), tmp_path / "ours", "orbax")
+    plain = vit_jax.load_run(tmp_path / "ours")(photos, topk=3)
+    first = dict(zip(plain[0].names, plain[0].probabilities, strict=True))
+    # Of the first photo snow is decided for alone; no photo has fog or rain.
+    cuts = {"fog": 1.0, "rain": 1.0, "snow": first["snow"] - 1e-4}
+    (tmp_path / "thresholds.csv").write_text(
+        "class,threshold\n" + "".join(f"{name},{cut}\n" for name, cut in cuts.items())
+    )
+    vit_jax.convert(
+        tmp_path / "ours", tmp_path / "kept", "orbax", thresholds=tmp_path / "thresholds.csv"
+    )
+    vit_jax.convert(tmp_path / "kept", tmp_path / "folder", "huggingface")
+    run = vit_jax.load_run(tmp_path / "folder")
+    assert run.config.eval.thresholds == tuple(cuts[name] for name in NAMES)
+    found = run(photos, topk=1)
+    for before, after in zip(plain, found, strict=True):
+        rows = zip(before.names, before.probabilities, strict=True)
+        listed = {n: p for i, (n, p) in enumerate(rows) if i == 0 or p >= cuts[n]}
+        assert dict(zip(after.names, after.probabilities, strict=True)) == pytest.approx(listed)
+        assert after.decided == tuple(p >= cuts[name] for name, p in listed.items())
+    assert dict(zip(found[0].names, found[0].decided, strict=True))["snow"]
+
+    def printed(form: str) -> str:
+        predict_files(run, find_images(photos), topk=1, batch_size=2, form=form)
+        return capsys.readouterr().out
+
+    names = [[n for n, yes in zip(p.names, p.decided, strict=True) if yes] for p in found]
+    text = [line.split("  ")[-1] for line in printed("text").splitlines() if line[0] == " "]
+    assert text == [name for some in names for name in some or ["none"]]
+    rows = list(csv.DictReader(printed("csv").splitlines()))
+    assert [row["class"] for row in rows] == [name for some in names for name in some or [""]]
+    answers = [json.loads(line)["predictions"] for line in printed("jsonl").splitlines()]
+    assert [[one["class"] for one in a if one["decided"]] for a in answers] == names
+
+
+def test_thresholds_are_for_sigmoids_and_for_the_classes_of_the_model(tmp_path):
+    formats.write_checkpoint(of_model(), tmp_path / "softmax", "orbax")
+    formats.write_checkpoint(of_model(probabilities="sigmoid"), tmp_path / "sigmoid", "orbax")
+    table = tmp_path / "thresholds.csv"
+    table.write_text("class,threshold\nrain,0.5\nsnow,0.5\nfog,0.5\n")
+    with pytest.raises(ConfigError, match="thresholds are for sigmoids"):
+        vit_jax.convert(tmp_path / "softmax", tmp_path / "out", "orbax", thresholds=table)
+    table.write_text("class,threshold\nrain,0.5\n")
+    with pytest.raises(ConfigError, match="0 lines for the class 'snow'"):
+        vit_jax.convert(tmp_path / "sigmoid", tmp_path / "out", "orbax", thresholds=table)
+    assert not (tmp_path / "out").exists()

@@ -11,8 +11,14 @@ from tests import without_torchvision
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
-from vit_jax.objectives.contract import ObjectiveContext
-from vit_jax.objectives.supervised import Supervised, SupervisedOptions, cross_entropy
+from vit_jax.objectives.contract import Learner, ObjectiveContext
+from vit_jax.objectives.supervised import (
+    Supervised,
+    SupervisedOptions,
+    cross_entropy,
+    is_right,
+    training_accuracy,
+)
 
 random = np.random.default_rng(0)
 LOGITS = random.normal(size=(6, 5)).astype(np.float32) * 3
@@ -106,3 +112,32 @@ def test_probabilities_are_those_of_the_loss(kind, function):
     config.loss = kind
     assert (objectives.loss(config), objectives.probabilities(config)) == (kind, function)
     assert objectives.activation(config) is objectives.ACTIVATIONS[function]
+
+
+# Images of one class, of several, of none, mixed ones, and one that is half of two classes.
+LABELS = np.array(
+    [[0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0.7, 0.3, 0, 0], [0.5, 0, 0.5, 0]], np.float32
+)
+
+
+@pytest.mark.parametrize("best", range(4))
+def test_an_image_is_right_with_any_of_its_heaviest_classes(best):
+    logits = jnp.broadcast_to(jnp.eye(4)[best], LABELS.shape)
+    expected = [row[best] > 0 and row[best] == max(row) for row in LABELS.tolist()]
+    assert is_right(logits, LABELS).tolist() == expected
+
+
+@pytest.mark.parametrize("rows", [range(5), [0, 1], [2], [0, 2, 2]])
+def test_the_training_accuracy_is_the_share_of_the_images_that_have_a_class(rows):
+    labels = LABELS[list(rows)]
+    logits = np.random.default_rng(1).normal(size=labels.shape).astype(np.float32)
+    right = [row[z.argmax()] == row.max() for row, z in zip(labels, logits, strict=True)]
+    labelled = labels.any(1)
+    expected = np.mean(np.array(right)[labelled]) if labelled.any() else 0
+    learner = Learner(None, None, None, jnp.int32(0))
+    found = training_accuracy(learner, jnp.asarray(logits), jnp.asarray(labels))
+    assert found.mean() == pytest.approx(expected, rel=1e-6)
+    alone = training_accuracy(
+        learner.replace(held_out=True), jnp.asarray(logits), jnp.asarray(labels)
+    )
+    np.testing.assert_array_equal(alone, np.array(right) & labelled)

@@ -54,6 +54,20 @@ def test_an_image_gets_the_classes_that_the_model_gives(server, run):
     np.testing.assert_allclose(found, expected[best], atol=1e-5)
 
 
+def test_a_model_with_thresholds_lists_and_marks_what_is_decided(serving):
+    run = make_run("Mixer-S/8", depth=1, width=16, mlp_dim=16)
+    run.config.objective.loss = "sigmoid"
+    run.config.eval.thresholds = (0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0)
+    server = serving(Network(run, largest=1))
+    status, answer = server.ask("/predict?topk=1", encoded())
+    decided = {one["class"]: one["decided"] for one in answer["predictions"]}
+    assert status == 200 and {name for name, yes in decided.items() if yes} == {"ant", "dog", "eel"}
+    # The best class is listed, whether it is decided for or not.
+    assert len(decided) <= 4 and answer["predictions"][0]["probability"] == max(
+        one["probability"] for one in answer["predictions"]
+    )
+
+
 def test_attention_comes_as_a_picture_of_the_image_as_the_model_sees_it(server):
     status, answer = server.ask("/predict?attention=1", encoded(side=40))
     kind, content = answer["attention"].split(",")

@@ -1,4 +1,4 @@
-"""What native libraries write to standard error, without XLA's alarm of a slow compilation. After two minutes of
+"""What native libraries write: to standard error, and without XLA's alarm of a slow compilation. After two minutes of
 compiling, and at its end, XLA prints between lines of stars that one may want to file a bug, with the flags for
 that; the log says already what takes how long. XLA has no flag against it, and its level is that of errors.
 
@@ -7,6 +7,7 @@ It is run as `python -m vit_jax.base.native_log`.
 """
 
 import contextlib
+import io
 import os
 import re
 import select
@@ -30,6 +31,19 @@ def without_alarms_of(text: bytes) -> tuple[bytes, bytes]:
     start = _START.search(text)
     at = start.start() if start else len(text)
     return text[:at], text[at:]
+
+
+def keep_from_stdout() -> None:
+    """From now on native libraries that write to standard output, as Gloo does when processes connect, write to
+    standard error. `sys.stdout` is still standard output, by a descriptor of its own.
+    """
+    before = sys.stdout
+    before.flush()
+    binary = io.FileIO(os.dup(1), "w")
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(binary), before.encoding, before.errors, line_buffering=before.line_buffering
+    )  # fmt: skip
+    os.dup2(2, 1)
 
 
 @contextlib.contextmanager

@@ -196,14 +196,20 @@ def _part(text: str) -> tuple[int, int]:
 
 def convert() -> None:
     """Convert a checkpoint to another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
-    [--config.data.FIELD=VALUE …] [--allow_nonfinite] [--json].
+    [--config.data.FIELD=VALUE …] [--thresholds=FILE] [--allow_nonfinite] [--json].
 
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, overrides what is
-    recognised. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing.
+    recognised. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing. With
+    --thresholds=FILE the model also keeps how probable each class has to be to count as predicted.
     """
     settings = config_flags.take_settings()
     flags.DEFINE_string(
         "to", None, "official, big_vision, timm, huggingface, authors, peft or orbax (our own)"
+    )
+    flags.DEFINE_string(
+        "thresholds",
+        "",
+        "a table of class and threshold, as 'evaluate' writes it, to keep with the model",
     )
     flags.DEFINE_bool("allow_nonfinite", False, "tensors may have NaNs and infinities")
     cli.define_model()
@@ -223,6 +229,7 @@ def convert() -> None:
         *paths,
         FLAGS.to,
         data=of_images(default_config(), settings, "convert"),
+        thresholds=FLAGS.thresholds,
         allow_nonfinite=FLAGS.allow_nonfinite,
         **cli.model_options(),
     )

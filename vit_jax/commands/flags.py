@@ -200,6 +200,9 @@ def hosts(command: str, **options) -> Iterator[int]:
     if processes.count() == 1:
         yield 0
         return
+    from vit_jax.base import native_log
+
+    native_log.keep_from_stdout()  # and so from --json
     index = processes.index()
     logs.to_stderr(index, quiet=index > 0 and not FLAGS.log_all_processes)
     try:

@@ -46,7 +46,7 @@ class Corruptions(Evaluator):
         self._sources = {key: sources.open_eval(section) for key, section in sections.items()}
         first = next(iter(sections.values()))
         changed = tuple((f, getattr(first, f)) for f in ("name", "path", "eval_split", "holdout"))
-        self._accuracy = Accuracy(dataclasses.replace(options, data=changed), context)
+        self._accuracy = Accuracy(Accuracy.Options(data=changed), context)
 
     def metrics(self) -> tuple[str, ...]:
         return ("mce", "error", *ALEXNET)

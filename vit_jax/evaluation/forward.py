@@ -2,6 +2,7 @@
 inference share.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,15 @@ def make_exit(
 def _model(
     definition: nnx.GraphDef, model_config: classifier.ClassifierConfig, weights: Weights
 ) -> nnx.Module:
-    return nnx.merge(registry.for_devices(definition, model_config), *weights)
+    """The model with heads whose products are exact in float32: by default TPUs round their factors to bfloat16, and
+    GPUs to TensorFloat-32, so that close logits would be in another order than on a CPU.
+    """
+    model = nnx.merge(registry.for_devices(definition, model_config), *weights)
+    for path, module in nnx.iter_modules(model):
+        name = "/".join(map(str, path))
+        if isinstance(module, nnx.Linear) and re.fullmatch(classifier.HEADS, f"{name}/"):
+            module.precision = jax.lax.Precision.HIGHEST
+    return model
 
 
 def _prepared(

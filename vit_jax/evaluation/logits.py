@@ -6,9 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh
 
+from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.config import Config
 from vit_jax.data import crops, loader, sources
 from vit_jax.data.labels.classes import with_classes
 from vit_jax.data.options import Data
@@ -27,6 +31,45 @@ from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import to_targets
 
 _MADE_UP = 1 << 24  # logits of a rehearsal: 64 MiB
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelOptions(EvaluatorOptions):
+    """Options of evaluators that compare logits with labels."""
+
+    unlabelled: str = option(
+        "",
+        "images without any label, where images may have several: none: they are of none of the classes; unknown: "
+        "they are excluded; '': none if the probabilities are sigmoids, else unknown",
+        choices=("", "unknown", "none"),
+    )
+
+
+def counts_unlabelled(options: LabelOptions, config: Config) -> bool:
+    """Whether images without a label count, as images of none of the classes.
+
+    Raises:
+      ConfigError: they are to count, and the probabilities of the classes add up to 1.
+    """
+    has_sigmoids = objectives.probabilities(config.objective) == "sigmoid"
+    if options.unlabelled == "none" and not has_sigmoids:
+        raise ConfigError(
+            "config.eval.evaluators: unlabelled='none' is for sigmoids: by a softmax every image is of a class. Set "
+            "unlabelled='unknown', or --config.objective.loss=sigmoid if the model was trained so"
+        )
+    return options.unlabelled != "unknown" and has_sigmoids
+
+
+def log_unlabelled(unlabelled: int, images: int, counts: bool) -> None:
+    """Logs how many of the images have no label, if any, and how they count."""
+    if not unlabelled:
+        return
+    consequence = "are excluded (option unlabelled='unknown')"
+    if counts:
+        consequence = "count as images of no class, except in accuracy and top5_accuracy (option unlabelled='none')"
+    logging.info(
+        "evaluation: %d of %d images have no label and %s", unlabelled, images, consequence
+    )
 
 
 class Logits(NamedTuple):

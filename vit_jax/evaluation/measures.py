@@ -92,29 +92,61 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndar
 
 
 def by_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
-    """`examples`, `precision`, `recall` and `f1` of each class, (classes,); 0 where one divides by nothing."""
-    right, true, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    """`examples` of each class, and its `rates`, (classes,)."""
+    true = confusion.sum(1)
+    return {"examples": true} | rates(np.diag(confusion), confusion.sum(0), true)
+
+
+def rates(right: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> dict[str, np.ndarray]:
+    """`precision`, `recall` and `f1`; 0 where one divides by nothing.
+
+    Args:
+      right: how many images of a class have it as an answer, in any shape; as the other two.
+      predicted: how many images have the class as an answer.
+      true: how many are of the class.
+    """
     return {
-        "examples": true,
         "precision": right / np.maximum(predicted, 1),
         "recall": right / np.maximum(true, 1),
         "f1": 2 * right / np.maximum(true + predicted, 1),
     }
 
 
-def average_precision(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Of each class the mean of the precisions at its examples, ranked by score, those of equal score together;
-    NaN for a class without examples: (classes,).
+class Ranking(NamedTuple):
+    """How well scores rank the examples of each class before the rest; (classes,) each.
+
+    Attributes:
+      average_precision: the mean of the precisions at the examples of the class; NaN without examples.
+      auc: area under the ROC curve, the share of pairs of an example and an image of other classes whose scores are in
+        this order, a tie counting as a half; NaN if all images are of the class, or none is.
     """
+
+    average_precision: np.ndarray
+    auc: np.ndarray
+
+
+def ranking(scores: np.ndarray, targets: np.ndarray) -> Ranking:
+    """Images of equal score are ranked together; (n, classes) each."""
     precisions = np.full(scores.shape[1], np.nan)
-    for c in np.flatnonzero(targets.sum(0)):
+    areas = np.full(scores.shape[1], np.nan)
+    for c in np.flatnonzero(targets.any(0)):
         order = np.argsort(-scores[:, c], kind="stable")
-        ranked, hits = scores[order, c], np.cumsum(targets[order, c])
-        # The last place of each run of equal scores.
-        ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+        ranked = scores[order, c]
+        hits = np.cumsum(targets[order, c])
+        ends = ends_of_ties(ranked)
         gained = np.diff(hits[ends], prepend=0)
         precisions[c] = np.sum(gained * hits[ends] / (ends + 1)) / hits[-1]
-    return precisions
+        misses = ends + 1 - hits[ends]
+        if misses[-1]:
+            # Each miss ranks below the hits of earlier ties, and below half of those of its own.
+            above = hits[ends] - gained / 2
+            areas[c] = np.sum(np.diff(misses, prepend=0) * above) / hits[-1] / misses[-1]
+    return Ranking(precisions, areas)
+
+
+def ends_of_ties(ranked: np.ndarray) -> np.ndarray:
+    """The last place of each run of equal scores, which are in order."""
+    return np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(ranked) - 1)
 
 
 def _of_targets(logits: np.ndarray, targets: np.ndarray) -> float:

@@ -16,6 +16,10 @@ from vit_jax.evaluation import contract
 from vit_jax.evaluation.contract import EvaluatedModel, Watch
 from vit_jax.evaluation.features import FeatureEvaluator, Features, stacked
 
+_EXACT = (
+    jax.lax.Precision.HIGHEST
+)  # by default TPUs and GPUs round factors, and other neighbours are nearest
+
 
 @dataclasses.dataclass(frozen=True)
 class NeighbourOptions(contract.EvaluatorOptions):
@@ -71,7 +75,8 @@ def _make_vote(options: NeighbourOptions, classes: int, examples: int, mesh: Mes
         counts = {"examples": batch.mask.sum()}
         for asked, k in zip(options.k, ks, strict=True):
             weights = jax.nn.softmax(similarity[:, :k] / options.temperature, axis=-1)
-            votes = jnp.einsum("qk,qkc->qc", weights, jax.nn.one_hot(labels[:, :k], classes))
+            of_class = jax.nn.one_hot(labels[:, :k], classes)
+            votes = jnp.einsum("qk,qkc->qc", weights, of_class, precision=_EXACT)
             most, best = jax.lax.top_k(votes, min(5, classes))
             # Of few neighbours not five classes have a vote: the others are in order of their number.
             right = (best == batch.label[:, None]) * (most > 0) * batch.mask[:, None]
@@ -100,7 +105,8 @@ def nearest(bank: Features, queries: jax.Array, k: int, mesh: Mesh) -> tuple[jax
 
     def of_a_device(bank: Features, position: jax.Array, queries: jax.Array):
         bank = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), bank)
-        similarity = jnp.where(bank.mask > 0, queries @ bank.features.T, -jnp.inf)
+        cosines = jnp.matmul(queries, bank.features.T, precision=_EXACT)
+        similarity = jnp.where(bank.mask > 0, cosines, -jnp.inf)
         # Within a device rows rise with the position, so that top_k takes the first of equals.
         values, rows = jax.lax.top_k(similarity, min(k, similarity.shape[1]))
         neighbours = (values, position.reshape(-1)[rows], bank.label[rows])

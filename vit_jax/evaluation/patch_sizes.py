@@ -14,18 +14,18 @@ from vit_jax.data import loader, patch_sizes
 from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes
-from vit_jax.evaluation.accuracy import SUMMED, Accuracy, no_sums
-from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOptions, Watch
+from vit_jax.evaluation.accuracy import METRICS, Accuracy, no_sums
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.logits import LabelOptions
 from vit_jax.models import registry, resized
 from vit_jax.objectives.contract import FromCheckpoint
 from vit_jax.objectives.distill import divergence
 from vit_jax.objectives.networks import fixed_teacher
-from vit_jax.objectives.supervised import to_targets
 
 
 @dataclasses.dataclass(frozen=True)
-class PatchSizesOptions(EvaluatorOptions):
+class PatchSizesOptions(LabelOptions):
     """What it takes."""
 
     sizes: tuple = option((), "of patches, in pixels; (): those of config.data.patch_sizes")
@@ -86,7 +86,7 @@ class PatchSizes(Accuracy):
         return metrics | {"examples": examples}
 
     def metrics(self) -> tuple[str, ...]:
-        names = [name for name in SUMMED if name != "examples"]
+        names = [name for name in METRICS if name != "examples"]
         names += ["teacher_kl"] if self._taught else []
         return (*(f"{size}/{name}" for size in self.sizes for name in names), "examples")
 
@@ -123,7 +123,6 @@ class PatchSizes(Accuracy):
             taught = fixed_teacher(networks.teachers[0], teacher).logits(
                 augment.prepared(batch["image"], data, networks.model_config.dtype)
             )
-            labelled = to_targets(batch["label"], logits.shape[-1]).sum(-1) > 0
-            apart = jnp.sum(divergence(taught, logits) * batch["mask"] * labelled)
+            apart = jnp.sum(divergence(taught, logits) * self._counted(batch))
             added["teacher_kl"] = sums["teacher_kl"] + apart
         return added

@@ -42,10 +42,11 @@ class Part:
 
 
 _PRESENT = (("present", True),)
+_UNKNOWN = (("unlabelled", "unknown"),)  # an image without a label says nothing in ReaL
 SUITES: dict[str, tuple[Part, ...]] = {
     "imagenet": (
         Part("imagenet", "classification", "imagenet2012"),
-        Part("real", "classification", "imagenet2012_real"),
+        Part("real", "classification", "imagenet2012_real", options=_UNKNOWN),
         Part("v2", "classification", "imagenet_v2/matched-frequency"),
         Part("v2_threshold", "classification", "imagenet_v2/threshold-0.7"),
         Part("v2_top", "classification", "imagenet_v2/topimages"),

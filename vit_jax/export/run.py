@@ -254,6 +254,7 @@ def _describe(
         "input": {"images": _sides(images.shape), "dtype": str(images.dtype)},
         "probabilities": objectives.probabilities(run.config.objective),
         "classes": list(run.classes) if has_classes else [],
+        "thresholds": list(run.config.eval.thresholds),  # of the probabilities; []: none were chosen
         "weights": precision,
         "preprocessing": {
             "color": "RGB" if len(data.mean) == 3 else f"{len(data.mean)} channels",

@@ -11,7 +11,7 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.base import patterns, schema, sizes
+from vit_jax.base import patterns, places, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.trained_model import TrainedModel
@@ -376,6 +376,7 @@ def convert(
     *,
     data: Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
+    thresholds: epath.PathLike = "",
     allow_nonfinite: bool = False,
     **overrides: "Unpack[LoadOptions]",
 ) -> formats.LoadedCheckpoint:
@@ -388,6 +389,8 @@ def convert(
       data: how images are prepared, where that should differ from what the source says, or it says
         nothing: `mean`, `std`, `eval_crop`, `eval_resize`, `interpolation`.
       classes: their names in the order of the logits, where the source does not say them.
+      thresholds: a table of class and threshold, to keep with the model as `config.eval.thresholds`; see
+        `decisions.read_thresholds`.
       allow_nonfinite: whether tensors may have NaNs and infinities.
 
     Returns:
@@ -396,7 +399,8 @@ def convert(
     Raises:
       CheckpointError: the source cannot be read, or the format cannot express its model; then
         nothing is written.
-      ConfigError: `data` has other fields than these, or mean or std stays unknown.
+      ConfigError: `data` has other fields than these, or mean or std stays unknown; or the table of thresholds is not
+        one of the model's classes, or its probabilities are no sigmoids.
     """
     formats.module(to)
     destination = formats.to_write(destination, to)
@@ -406,6 +410,8 @@ def convert(
     checkpoint = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
     if classes:
         checkpoint = with_classes(checkpoint, tuple(classes), source)
+    if thresholds:
+        checkpoint = _with_thresholds(checkpoint, thresholds)
     if data:
         stated = formats.preprocessing_with(checkpoint, data, source)
         checkpoint = file_header.with_preprocessing(checkpoint, stated)
@@ -416,6 +422,24 @@ def convert(
         )
     formats.write_checkpoint(checkpoint, destination, to)
     return checkpoint
+
+
+def _with_thresholds(
+    checkpoint: formats.LoadedCheckpoint, path: epath.PathLike
+) -> formats.LoadedCheckpoint:
+    """The checkpoint with the thresholds of a table, see `convert`."""
+    from vit_jax.evaluation import decisions  # for a few checkpoints alone
+
+    if formats.probabilities_of(checkpoint) == "softmax":
+        raise ConfigError(
+            f"--thresholds={path}: thresholds are for sigmoids, and the model was trained with a softmax"
+        )
+    count = checkpoint.model_config.num_classes
+    classes = checkpoint.classes or imagenet.names_if_unnamed(count)
+    table = places.locate(path, "--thresholds")
+    thresholds = decisions.read_thresholds(table, classes)
+    settings = checkpoint.settings | {"eval.thresholds": list(thresholds)}
+    return dataclasses.replace(checkpoint, settings=settings)
 
 
 def _fresh(config: classifier.ClassifierConfig, like: Weights, reset: Iterable[str]) -> Weights:

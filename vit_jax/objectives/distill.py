@@ -24,7 +24,7 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.objectives.contract import Batch, FromCheckpoint, Learner, Objective, ObjectiveContext
-from vit_jax.objectives.supervised import cross_entropy, smoothed, to_targets
+from vit_jax.objectives.supervised import cross_entropy, smoothed, to_targets, training_accuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DistillOptions:
 
 
 class Distill(Objective):
-    """The loss; metrics are `accuracy`, of the heaviest label, and `agreement` with the teacher."""
+    """The loss; metrics are `accuracy`, see `supervised.training_accuracy`, and `agreement` with the teacher."""
 
     Options = DistillOptions
 
@@ -87,7 +87,7 @@ class Distill(Objective):
         loss += options.alpha * self._from_teacher(by_teacher, taught)
         decision = output.logits.argmax(-1)
         return loss.sum(axis=0) if exits else loss, {
-            "accuracy": (decision == labels.argmax(-1)).astype(jnp.float32),
+            "accuracy": training_accuracy(learner, output.logits, labels),
             "agreement": (decision == taught.argmax(-1)).astype(jnp.float32),
         }
 

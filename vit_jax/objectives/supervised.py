@@ -65,10 +65,11 @@ class Supervised(Objective):
         return self.of_output(learner, output, (), batch, rngs)
 
     def of_output(self, learner: Learner, output: Any, layers: tuple, batch: Batch, rngs: nnx.Rngs):
-        """The cross-entropy of each image, and the metric `accuracy`, of the heaviest target."""
+        """The cross-entropy of each image, and the metric `accuracy`, see `training_accuracy`."""
         options = self.options
-        targets = smoothed(batch["label"], options.label_smoothing)
-        accuracy = (output.logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
+        labels = batch["label"]
+        targets = smoothed(labels, options.label_smoothing)
+        accuracy = training_accuracy(learner, output.logits, labels)
         exits = self.context.model.exit_flops
         loss = cross_entropy(
             output.exits if exits else output.logits,
@@ -119,6 +120,37 @@ def cross_entropy(
     if weights:
         terms *= jnp.array(weights, jnp.float32)
     return -(jnp.mean if kind == "binary" else jnp.sum)(terms, axis=-1)
+
+
+def is_right(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Whether the best class is one with the heaviest target of its image: of several labels one of them, of mixed
+    images the one with the larger share. An image of no class is not right.
+
+    Args:
+      logits, targets: (B, K); targets without label smoothing.
+
+    Returns:
+      (B,) bool.
+    """
+    best = logits.argmax(-1, keepdims=True)
+    target = jnp.take_along_axis(targets, best, axis=-1)[:, 0]
+    return (target > 0) & (target == targets.max(-1))
+
+
+def has_class(targets: jax.Array) -> jax.Array:
+    """Which images have a class at all: (B, K) -> (B,) bool."""
+    return targets.max(-1) > 0
+
+
+def training_accuracy(learner: Learner, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """`is_right` (B,) float32, scaled so that the mean over the batch is the mean over images with a class; 0 if no
+    image has one. Each held-out image is judged alone: it is not scaled, and one of no class counts as wrong.
+    """
+    right = is_right(logits, targets).astype(jnp.float32)
+    if learner.held_out:
+        return right
+    images = jnp.maximum(has_class(targets).sum(), 1)
+    return right * (len(right) / images)
 
 
 def smoothed(targets: jax.Array, share: float) -> jax.Array:

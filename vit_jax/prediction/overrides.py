@@ -29,8 +29,9 @@ _OF_TRAINING = {
     *(f"data.{name}" for name in crops.TRAINING), "data.repeats",
     "eval.every", "eval.best", "eval.patience", "eval.target",
 }  # fmt: skip
-_ANSWERS = "objective.loss"  # softmax or sigmoid, which make probabilities of logits
-_FIELDS = ("batch_size", "model.dtype", "init_resize", _ANSWERS)
+_LOSS = "objective.loss"  # softmax or sigmoid, which make probabilities of logits
+_ANSWERS = (_LOSS, "eval.thresholds")
+_FIELDS = ("batch_size", "model.dtype", "init_resize", _LOSS)
 _OF_IMAGES = (
     "mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels", "max_value", "native_tokens",
 )  # fmt: skip
@@ -197,8 +198,8 @@ def load_for_images(
 
     Args:
       path, model_options: see `loading.load_run`.
-      settings: see `settings.change`; beside the fields of `of_images` also `data.image_size`, `model.patch` and
-        `objective.loss`, which decides between softmax and sigmoid.
+      settings: see `settings.change`; beside the fields of `of_images` also `data.image_size`, `model.patch`,
+        `objective.loss`, which decides between softmax and sigmoid, and `eval.thresholds`.
       command: for messages.
 
     Raises:
@@ -207,9 +208,9 @@ def load_for_images(
     """
     run = loading.load_run(path, model_options=model_options)
     sized = {name: value for name, value in settings if name in _SIZES}
-    answers = [(name, value) for name, value in settings if name == _ANSWERS]
-    others = [(name, value) for name, value in settings if name not in (*_SIZES, _ANSWERS)]
-    prepared = of_images(run.config, others, command, (*_SIZES, _ANSWERS))
+    answers = [(name, value) for name, value in settings if name in _ANSWERS]
+    others = [(name, value) for name, value in settings if name not in (*_SIZES, *_ANSWERS)]
+    prepared = of_images(run.config, others, command, (*_SIZES, *_ANSWERS))
     change(run.config, Config, answers)
     if sized:
         config = run.config.copy_and_resolve_references()

@@ -24,6 +24,7 @@ from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
+from vit_jax.evaluation import decisions
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
@@ -53,12 +54,14 @@ class Prediction:
       probabilities: in [0, 1]; softmax, or independent sigmoids for a model trained with sigmoid
         loss.
       image: (H, W, C) uint8 as the model saw it.
+      decided: for each class whether it is at or above its threshold; () if the model has no thresholds.
     """
 
     file: str
     names: tuple[str, ...]
     probabilities: tuple[float, ...]
     image: np.ndarray = dataclasses.field(repr=False)
+    decided: tuple[bool, ...] = ()
 
 
 def predict(
@@ -76,7 +79,8 @@ def predict(
     Args:
       run: from `loading.load_run`.
       files: images, see `images.find_images`.
-      topk: how many classes of each.
+      topk: how many classes of each; of a model with thresholds (`config.eval.thresholds`) also all classes at or above
+        theirs.
       batch_size: images at a time.
       thresholds: how probable the best class has to be for an image to leave at each exit but the
         last, of a model with exits; none: all images go through to the last one.
@@ -97,13 +101,15 @@ def predict(
             held.append(images)
             yield best.batch(images, rows)
 
-    topk = min(topk, len(run.classes))
+    cuts = decisions.class_thresholds(run.config, len(run.classes))
+    decides = bool(run.config.eval.thresholds)
+    ranked = len(run.classes) if decides else min(topk, len(run.classes))
     if thresholds:
-        classify = _make_early_classifier(run, best.data, topk, rows, thresholds)
+        classify = _make_early_classifier(run, best.data, ranked, rows, thresholds)
     else:
         weights = registry.split(run.model)[1]
         classify = functools.partial(
-            map, lambda batch: jax.device_get(best.function(weights, batch[0], topk))
+            map, lambda batch: jax.device_get(best.function(weights, batch[0], ranked))
         )
     for answers in classify(batches()):
         answered = zip(*answers, strict=True)
@@ -113,11 +119,16 @@ def predict(
             else:
                 probabilities, classes = next(answered)
                 finite.check_answers(run, [file.name], probabilities[None])
+                decided = np.empty(0, bool)
+                if decides:
+                    places, decided = decisions.listed(probabilities, cuts[classes], topk)
+                    classes, probabilities = classes[places], probabilities[places]
                 yield Prediction(
                     file.name,
                     tuple(run.classes[c] for c in classes),
                     tuple(map(float, probabilities)),
                     image,
+                    tuple(decided.tolist()),
                 )
 
 
@@ -249,10 +260,7 @@ def predict_files(
 
 def _print_text(predictions: Iterable[Prediction]) -> None:
     for p in predictions:
-        rows = [
-            f"  {q:7.2%}  {logs.printable(n)}"
-            for n, q in zip(p.names, p.probabilities, strict=True)
-        ]
+        rows = [f"  {q:7.2%}  {logs.printable(n)}" for n, q in _answers(p)] or ["  none"]
         _print("\n".join([logs.printable(p.file), *rows]))
 
 
@@ -263,11 +271,11 @@ def _print_csv(predictions: Iterable[Prediction]) -> None:
 
     _print(line("file", "rank", "class", "probability"), end="\r\n")
     for p in predictions:
-        ranked = enumerate(zip(p.names, p.probabilities, strict=True), 1)
+        file = logs.printable(p.file)
         rows = [
-            line(logs.printable(p.file), rank, logs.printable(name), f"{probability:.6f}")
-            for rank, (name, probability) in ranked
-        ]
+            line(file, rank, logs.printable(name), f"{probability:.6f}")
+            for rank, (name, probability) in enumerate(_answers(p), 1)
+        ] or [line(file, "", "", "")]
         _print("\r\n".join(rows), end="\r\n")
 
 
@@ -291,8 +299,16 @@ def _print_json_lines(predictions: Iterable[Prediction]) -> None:
 
 def _as_json(p: Prediction) -> str:
     rows = zip(p.names, p.probabilities, strict=True)
-    classes = [{"class": name, "probability": probability} for name, probability in rows]
+    classes: list[dict[str, Any]] = [{"class": name, "probability": q} for name, q in rows]
+    for place, is_decided in enumerate(p.decided):
+        classes[place]["decided"] = is_decided
     return json.dumps({"file": logs.printable(p.file), "predictions": classes})
+
+
+def _answers(p: Prediction) -> list[tuple[str, float]]:
+    """The listed classes and their probabilities, of a model with thresholds those that are decided for."""
+    rows = list(zip(p.names, p.probabilities, strict=True))
+    return list(itertools.compress(rows, p.decided)) if p.decided else rows
 
 
 def _print(text: str, end: str = "\n") -> None:

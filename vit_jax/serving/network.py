@@ -14,6 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
 from vit_jax.data.options import Data
+from vit_jax.evaluation import decisions
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.evaluation.measures import probabilities
 from vit_jax.export.engines import make_classifier
@@ -31,6 +32,7 @@ class Network:
     Attributes:
       data: how images are cut, the section `config.data`.
       classes: label names.
+      thresholds: (classes,), see `config.eval.thresholds`; `None` if the model has none.
       sizes: of the batches that are compiled: powers of two, and the largest.
       step: at which the weights were saved.
       has_attention: whether `look` can be asked: the model attends among all patches.
@@ -50,6 +52,7 @@ class Network:
         self.sizes, self.step, self._model_config = batch_sizes(largest), run.step, run.model_config
         definition, weights = registry.split(run.model)
         self._weights = on_first_device(weights)
+        self.thresholds = _thresholds(run)
         self._kind = objectives.probabilities(run.config.objective)
         self._engine = make_classifier(run, engine, precision)
         if self._engine is None:
@@ -88,6 +91,7 @@ class Network:
         if self._engine is not None:
             self._engine = make_classifier(run, self._engine.engine, self._engine.precision)
         self._weights = on_first_device(registry.split(run.model)[1])
+        self.thresholds = _thresholds(run)
         self.step = run.step
 
     def _compile_look(self, run: TrainedModel) -> jax.stages.Compiled | None:
@@ -114,6 +118,12 @@ def check_same_model(
         raise ConfigError(
             "it is another model, or its images are prepared otherwise: start another server"
         )
+
+
+def _thresholds(run: TrainedModel) -> np.ndarray | None:
+    if not run.config.eval.thresholds:
+        return None
+    return decisions.class_thresholds(run.config, len(run.classes))
 
 
 def on_first_device(weights: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data.labels import segments
+from vit_jax.evaluation import decisions
 from vit_jax.pictures import masks
 from vit_jax.pictures.page import png
 from vit_jax.prediction.maps import Segmented
@@ -56,7 +57,9 @@ class ClassReplies:
         return {"attention": self._network.has_attention, "maps": False}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:
-        """The best classes; `topk` of them, with `attention=1` a picture of where the model looks."""
+        """The best classes; `topk` of them, and all that are decided for if the model has thresholds. With
+        `attention=1` also a picture of where the model looks.
+        """
         _check_names(query, "topk", "attention")
         topk, attention = query.get("topk", "5"), _switch(query, "attention")
         if not topk.isdecimal() or len(topk) > _MOST_DIGITS or int(topk) < 1:
@@ -68,19 +71,27 @@ class ClassReplies:
 
         async def reply(image: np.ndarray) -> Reply:
             probabilities = await self._batcher.answer(image)
-            best = np.argsort(-probabilities, kind="stable")[: int(topk)]
-            answer: dict[str, Any] = {
-                "predictions": [
-                    {"class": self._network.classes[c], "probability": float(probabilities[c])}
-                    for c in best
-                ]
-            }
+            answer: dict[str, Any] = {"predictions": self._classes(probabilities, int(topk))}
             if attention:
                 look = await self._batcher.alone(self._network.look, image)
                 answer["attention"] = _url(Image.fromarray(look))
             return answer
 
         return reply
+
+    def _classes(self, probabilities: np.ndarray, topk: int) -> list[dict[str, Any]]:
+        """The classes that are listed, best first."""
+        names, thresholds = self._network.classes, self._network.thresholds
+        order = np.argsort(-probabilities, kind="stable")
+        if thresholds is None:
+            return [
+                {"class": names[c], "probability": float(probabilities[c])} for c in order[:topk]
+            ]
+        places, decided = decisions.listed(probabilities[order], thresholds[order], topk)
+        return [
+            {"class": names[c], "probability": float(probabilities[c]), "decided": is_decided}
+            for c, is_decided in zip(order[places], decided.tolist(), strict=True)
+        ]
 
     def mask(self, query: Mapping[str, str]) -> Wanted:
         """Refused."""

@@ -55,26 +55,28 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
     metrics = places.read_json(folder / classification.METRICS) or {}
     page.heading("Accuracy")
     classes = folder / classification.CLASSES
-    rows = _read(classes) if classes.exists() else []  # none of images with several labels
+    rows = _read(classes) if classes.exists() else []
     for number, line in enumerate(_accuracy_lines(metrics, rows)):
         page.text(line, large=number == 0)
-    if rows:
+    if rows and "recall" in rows[0]:  # not if a softmax judged images of several labels
         page.table(_class_rows(rows))
         page.text(
             "Recall is the share of a class's images that are recognised, precision the share of the answers with this "
             "class that are right."
         )
+    pictures = ["calibration"] if metrics["examples"] >= _CALIBRATED else []
+    if (folder / classification.CONFUSION).exists():
         page.heading("Which classes are taken for which")
         pairs = _confused_rows(folder)
         if len(pairs) > 1:
             page.table(pairs)
         else:
             page.text("None is.", absent=True)
-        enough = metrics["examples"] >= _CALIBRATED
-        for name in ("confusion", "calibration") if enough else ("confusion",):
-            if (folder / f"{name}.png").exists():
-                with (folder / f"{name}.png").open("rb") as file:
-                    page.picture(Image.open(file).copy(), name)
+        pictures = ["confusion", *pictures]
+    for name in pictures:
+        if (folder / f"{name}.png").exists():
+            with (folder / f"{name}.png").open("rb") as file:
+                page.picture(Image.open(file).copy(), name)
     if (folder / classification.MISTAKES).exists():
         page.heading("The surest mistakes")
         _add_mistakes(page, folder)
@@ -82,7 +84,7 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
 
 def _accuracy_lines(metrics: dict[str, float], rows: list[dict[str, str]]) -> list[str]:
     """The accuracy in sentences, the first of them short."""
-    count = int(metrics["examples"])
+    count = int(metrics.get("labelled", metrics["examples"]))
     low, high = (f"{100 * metrics[name]:.1f}" for name in ("accuracy_low", "accuracy_high"))
     right = round(metrics["accuracy"] * count)
     lines = [

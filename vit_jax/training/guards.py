@@ -242,6 +242,10 @@ def check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
             f"images of {data} have several labels, and the softmax loss is for one: set "
             "--config.objective.loss=sigmoid"
         )
+    if config.eval.thresholds:
+        from vit_jax.evaluation import decisions  # for a few runs alone
+
+        decisions.class_thresholds(config, num_classes)
 
 
 def check_teacher(

@@ -11,14 +11,14 @@ from vit_jax import objectives
 from vit_jax.base.schema import option
 from vit_jax.data import loader
 from vit_jax.devices import meshes
-from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy, no_sums
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.early_exit.inference import Inference, check_exits, check_thresholds
+from vit_jax.evaluation.logits import LabelOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyExitOptions(contract.EvaluatorOptions):
+class EarlyExitOptions(LabelOptions):
     """What `early_exit` takes."""
 
     thresholds: tuple = option(

@@ -1,0 +1,173 @@
+"""How good a classifier of several labels is, whose probabilities are sigmoids: each image and class is a decision of
+its own, yes where the probability is at least the threshold of the class. NumPy, in float64.
+
+Macro means are over classes with examples, as of one label; micro takes the decisions of all classes together.
+"""
+
+import collections
+import csv
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+from ml_collections import ConfigDict
+
+from vit_jax import objectives
+from vit_jax.base import outputs
+from vit_jax.base.errors import ConfigError, reason
+from vit_jax.config import Config
+from vit_jax.data.sources.text import read_text
+from vit_jax.evaluation import measures
+
+THRESHOLD = 0.5  # of a class for which none is given
+RANKED = ("average_precision", "auc")
+_COLUMNS = ("class", "threshold")  # of the table of thresholds
+DECIDED = ("precision", "recall", "f1")
+
+
+def class_thresholds(config: Config | ConfigDict, classes: int) -> np.ndarray:
+    """`config.eval.thresholds` as (classes,); 0.5 of all classes where it is ().
+
+    Raises:
+      ConfigError: there are not as many as classes, or probabilities are no sigmoids.
+    """
+    thresholds = config.eval.thresholds
+    if not thresholds:
+        return np.full(classes, THRESHOLD)
+    if objectives.probabilities(config.objective) == "softmax":
+        raise ConfigError(
+            "config.eval.thresholds are for sigmoids, and the model was trained with a softmax: set "
+            "--config.eval.thresholds='()', or --config.objective.loss=sigmoid if it was not"
+        )
+    if len(thresholds) != classes:
+        raise ConfigError(
+            f"config.eval.thresholds has {len(thresholds)} numbers for {classes} classes: give one for each, in their "
+            "order, or () for 0.5"
+        )
+    return np.array(thresholds, np.float64)
+
+
+def choose_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Of each class the threshold of the highest F1 on these examples, halfway between the probabilities that it
+    separates. Of equal F1 it is the highest threshold; a class without examples has 0.5.
+
+    Args:
+      probabilities, targets: (n, classes).
+
+    Returns:
+      (classes,) float64.
+    """
+    thresholds = np.full(targets.shape[1], THRESHOLD)
+    for c in np.flatnonzero(targets.any(0)):
+        order = np.argsort(-probabilities[:, c], kind="stable")
+        ranked = probabilities[order, c]
+        hits = np.cumsum(targets[order, c])
+        ends = measures.ends_of_ties(ranked)
+        f1 = measures.rates(hits[ends], predicted=ends + 1, true=hits[-1])["f1"]
+        last = ends[np.argmax(f1)]
+        below = ranked[last + 1] if last + 1 < len(ranked) else 0.0
+        # Halfway may round to the lower one of two probabilities that are next to each other.
+        thresholds[c] = max((ranked[last] + below) / 2, np.nextafter(below, 1))
+    return thresholds
+
+
+def listed(
+    probabilities: np.ndarray, thresholds: np.ndarray, topk: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which classes of an image to list: the `topk` most probable ones, and all that are decided for.
+
+    Args:
+      probabilities: of all classes, in falling order.
+      thresholds: of these classes.
+
+    Returns:
+      The places of the listed classes in this order, and whether each is decided for.
+    """
+    decided = probabilities >= thresholds
+    places = np.flatnonzero(decided | (np.arange(len(decided)) < topk))
+    return places, decided[places]
+
+
+def write_thresholds(path: epath.Path, classes: Sequence[str], thresholds: np.ndarray) -> None:
+    """Writes thresholds (classes,) as a table of class and threshold."""
+    with path.open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(_COLUMNS)
+        writer.writerows(zip(map(outputs.as_cell, classes), thresholds.tolist(), strict=True))
+
+
+def read_thresholds(path: epath.Path, classes: Sequence[str]) -> tuple[float, ...]:
+    """What `write_thresholds` wrote, or a table of the same columns, in the order of `classes`.
+
+    Raises:
+      ConfigError: the file is no such table, or does not have each of the classes once, with a number from 0 to 1.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path)))
+        rows = [(row[_COLUMNS[0]], float(row[_COLUMNS[1]])) for row in reader]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is no table of the columns class and threshold, as the evaluator classification writes with "
+            f"thresholds='f1' and out=FOLDER ({reason(error)})"
+        ) from None
+    by_name = dict(rows)
+    cells = [outputs.as_cell(name) for name in classes]
+    lines = collections.Counter(name for name, _ in rows)
+    expected = collections.Counter(cells)
+    for name in {**expected, **lines}:
+        if lines[name] != 1 or name not in expected:
+            raise ConfigError(
+                f"{path} has {lines[name]} lines for the class {name!r}: it needs one for each of the {len(cells)} "
+                "classes of the model, and no others"
+            )
+        if not 0 <= by_name[name] <= 1:
+            raise ConfigError(
+                f"{path}: the threshold of {name!r} is {by_name[name]}, and must be from 0 to 1"
+            )
+    return tuple(by_name[name] for name in cells)
+
+
+def by_class(
+    scores: np.ndarray, targets: np.ndarray, decided: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """What is measured of each class, (classes,) each: `examples`; RANKED, where NaN means that there are too few
+    images to rank; and with `decided`, `predicted` and DECIDED.
+
+    Args:
+      scores: logits or probabilities, (n, classes).
+      targets: (n, classes) bool.
+      decided: for which classes the answer is yes, (n, classes) bool.
+    """
+    true = targets.sum(0)
+    columns = {"examples": true, **measures.ranking(scores, targets)._asdict()}
+    if decided is not None:
+        right = np.sum(decided & targets, 0)
+        predicted = decided.sum(0)
+        columns |= {"predicted": predicted, **measures.rates(right, predicted, true)}
+    return columns
+
+
+def means(
+    scores: np.ndarray, targets: np.ndarray, decided: np.ndarray | None = None
+) -> dict[str, float]:
+    """The macro means of `by_class` by their names, and the micro ones as NAME_micro. The macro mean of
+    `average_precision` is called `mean_average_precision`.
+    """
+    columns = by_class(scores, targets, decided)
+    flat = [None if x is None else x.reshape(-1, 1) for x in (scores, targets, decided)]
+    together = by_class(*flat)
+    has_examples = columns["examples"] > 0
+    metrics = {}
+    for name in RANKED + DECIDED:
+        if name in columns:
+            macro = "mean_average_precision" if name == "average_precision" else name
+            metrics[macro] = _mean_of_known(columns[name][has_examples])
+            metrics[f"{name}_micro"] = float(together[name][0])
+    return metrics
+
+
+def _mean_of_known(values: np.ndarray) -> float:
+    """The mean of the values that are not NaN; NaN if all are."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
