@@ -1,4 +1,5 @@
 # Made by tools/generated.py from the schema; see annotations.py.
+from collections.abc import Sequence
 from typing import Any, Literal, Never, TypedDict
 
 from ml_collections import ConfigDict
@@ -1004,6 +1005,7 @@ class ExportOptions(TypedDict, total=False):
     batch_size: int
     normalization: Literal['inside', 'beside']
     precision: Literal['float32', 'bfloat16', 'int8']
+    outputs: Sequence
     files: Any
 
 class PushOptions(TypedDict, total=False):

@@ -146,20 +146,26 @@ def exits() -> None:
 
 def export() -> None:
     """Write a trained model as a file that runs without vit_jax: --checkpoint=DIR --to=onnx|stablehlo --out=FILE
-    [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN] [--classes=FILE]
-    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--outputs=probabilities] [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN]
+    [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    The file has a program with its weights, which takes cropped images and gives probabilities, or scores of
-    pixels if the model segments, and a description: the classes, how images are cropped, and the line of Python
-    that calls it. With --images the file's answers are compared with the model's: how many images keep their best
-    class, and the accuracy over images in folders with the names of classes. If one cannot be read, the exit code
-    is 1.
+    The file has a program with its weights, which takes cropped images and gives probabilities, or the outputs
+    that --outputs names, or scores of pixels if the model segments, and a description: the classes, how images are
+    cropped, and the line of Python that calls it. With --images the file's answers are compared with the model's: how
+    many images keep their best class, and the accuracy over images in folders with the names of classes. If one cannot
+    be read, the exit code is 1.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     flags.DEFINE_enum("to", None, ["onnx", "stablehlo"], "what the program is written in")
     flags.DEFINE_string("out", None, "FILE.onnx, or FILE.zip for stablehlo")
+    flags.DEFINE_list(
+        "outputs",
+        [],
+        "of probabilities, logits and features (the input of the head); of a model that segments: scores, masks and "
+        "classes; by default probabilities, features of a model without head, and all of one that segments",
+    )
     flags.DEFINE_integer("batch_size", 0, "images at a time; 0: any number", lower_bound=0)
     flags.DEFINE_enum(
         "normalization", "inside", ["inside", "beside"],
@@ -184,6 +190,7 @@ def export() -> None:
         batch_size=FLAGS.batch_size,
         normalization=FLAGS.normalization,
         precision=FLAGS.weights,
+        outputs=FLAGS.outputs,
         images=FLAGS.images,
         settings=settings,
         model_options=cli.model_options(),

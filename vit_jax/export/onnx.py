@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -22,12 +22,17 @@ from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
 SUFFIX = ".onnx"
-HOW = (
-    "import onnxruntime; model = onnxruntime.InferenceSession(FILE); "
-    "answers = model.run(None, {'images': images})[0]"
-)
 _MOST_BYTES = 2**31 - 2**20  # what one file of protocol buffers holds
 _IR_VERSION = 10  # of onnxruntime 1.18 and newer
+
+
+def how(names: Sequence[str]) -> str:
+    """The line of Python that calls a file with outputs of these names."""
+    load = "import onnxruntime; model = onnxruntime.InferenceSession(FILE)"
+    call = "model.run(None, {'images': images})"
+    if len(names) == 1:
+        return f"{load}; answers = {call}[0]"
+    return f"{load}; {', '.join(names)} = {call}"
 
 
 def check_installed() -> None:
@@ -77,12 +82,6 @@ def write(
     checker.check_model(model)
     path.write_bytes(model.SerializeToString())
     return description
-
-
-def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The program of a file: images to its first output. Raises `ConfigError` without onnxruntime."""
-    program = load_outputs(path)
-    return lambda images: program(images)[0]
 
 
 def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:

@@ -6,7 +6,7 @@ import datetime
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,11 +21,16 @@ from vit_jax.models.registry import Weights
 
 SUFFIX = ".zip"
 PROGRAM, DESCRIPTION = "model.jax", "model.json"
-HOW = (
-    "import zipfile; from jax import export; "
-    f"model = export.deserialize(bytearray(zipfile.ZipFile(FILE).read('{PROGRAM}'))); "
-    "answers = model.call(images)"
-)
+
+
+def how(names: Sequence[str]) -> str:
+    """The line of Python that calls a file with outputs of these names."""
+    answers = ", ".join(names) if len(names) > 1 else "answers"
+    return (
+        "import zipfile; from jax import export; "
+        f"model = export.deserialize(bytearray(zipfile.ZipFile(FILE).read('{PROGRAM}'))); "
+        f"{answers} = model.call(images)"
+    )
 
 
 def check_installed() -> None:
