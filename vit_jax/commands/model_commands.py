@@ -204,10 +204,10 @@ def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
     [--follow] [--drain=SECONDS] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
-    /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
-    Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it, once the
-    requests that are there are answered. With --follow the newest checkpoint of a run that trains is served.
+    POST an image, or several as a form, to /predict for classes or to /features for features, or drop one on the
+    page; of a model that segments POST it to /mask for its mask. /healthz says whether requests are taken, /metrics
+    how many there were, for Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it,
+    once the requests that are there are answered. With --follow the newest checkpoint of a run that trains is served.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
@@ -231,6 +231,7 @@ def serve() -> None:
         lower_bound=0,
     )
     cli.define_engine()
+    flags.DEFINE_integer("images", 64, "of one request, at most", lower_bound=1)
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
     flags.DEFINE_bool(
         "follow", False, "serve each newer checkpoint of the run in WORKDIR; WORKDIR/best: the best"
@@ -252,7 +253,7 @@ def serve() -> None:
         host=FLAGS.host,
         port=FLAGS.port,
         batch_size=FLAGS.batch_size,
-        limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
+        limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue, FLAGS.images),
         announce=announce,
         names=FLAGS.names,
         follow=FLAGS.follow,
