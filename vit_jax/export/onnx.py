@@ -15,13 +15,14 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base import outputs
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.compute import choices
 from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
 SUFFIX = ".onnx"
+PRODUCER = "vit_jax"  # of the files that are written here
 _MOST_BYTES = 2**31 - 2**20  # what one file of protocol buffers holds
 _IR_VERSION = 10  # of onnxruntime 1.18 and newer
 
@@ -72,7 +73,7 @@ def write(
     )
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", onnx_graph.OPSET)], ir_version=_IR_VERSION,
-        producer_name="vit_jax",
+        producer_name=PRODUCER,
     )  # fmt: skip
     helper.set_model_props(model, {name: json.dumps(value) for name, value in description.items()})
     if (size := model.ByteSize()) > _MOST_BYTES:
@@ -82,6 +83,26 @@ def write(
     checker.check_model(model)
     path.write_bytes(model.SerializeToString())
     return description
+
+
+def read_description(path: pathlib.Path) -> dict[str, Any]:
+    """The description that `write` has stored; {} of a file of another program.
+
+    Raises:
+      ConfigError: onnx is not installed.
+      CheckpointError: the file is damaged.
+    """
+    check_installed()
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise CheckpointError(f"{path} is damaged, or no ONNX file: {error}") from error
+    if model.producer_name != PRODUCER:
+        return {}
+    return {entry.key: json.loads(entry.value) for entry in model.metadata_props}
 
 
 def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:

@@ -184,6 +184,7 @@ def _describe(
             "resize_and_crop": data.eval_crop,
             "eval_resize": data.eval_resize,
             "interpolation": data.interpolation,
+            "max_value": data.max_value,
             "normalization": normalization,
         },
     }  # fmt: skip

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
@@ -79,6 +79,15 @@ def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
             f"3 weeks before it. For later ones export the model again, or keep jaxlib {version}."
         ),
     }
+
+
+def read_description(path: pathlib.Path) -> dict[str, Any]:
+    """The description that `write` has returned. Raises `CheckpointError` for a damaged file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read(DESCRIPTION))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:

@@ -43,6 +43,10 @@ _STOPPED = (
 )
 
 
+# Batches, and which of their rows are images, to the probabilities and numbers of the best classes, (rows, topk) each.
+Rank = Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Prediction:
     """The most probable classes of an image, best first.
@@ -88,37 +92,61 @@ def predict(
     """
     check_head(run)
     best = best or make_best(run)
-    read, held = read_ahead(files, best.read, batch_size), collections.deque()
+    topk = min(topk, len(run.classes))
+    weights = registry.split(run.model)[1]
+
+    def make_ranking(rows: int) -> Rank:
+        if thresholds:
+            return _make_early_classifier(run, best.data, topk, rows, thresholds)
+        return functools.partial(
+            map, lambda batch: jax.device_get(best.function(weights, batch[0], topk))
+        )
+
+    def check(file: str, probabilities: np.ndarray) -> None:
+        finite.check_answers(run, [file], probabilities[None])
+
+    yield from rank_files(
+        files, best, make_ranking, run.classes, batch_size=batch_size, check=check
+    )
+
+
+def rank_files(
+    files: Iterable[Named],
+    compiled: Compiled,
+    make_ranking: Callable[[int], Rank],
+    classes: Sequence[str],
+    *,
+    batch_size: int,
+    check: Callable[[str, np.ndarray], None],
+) -> Iterator[Prediction | BadImage]:
+    """The best classes of images, batch by batch, whatever computes them.
+
+    Args:
+      compiled: how images are read and made a batch; its function is not called.
+      make_ranking: from the number of rows of all batches to a function that ranks their classes.
+      classes: label names.
+      check: raises for probabilities of an image that are no answer.
+    """
+    read = read_ahead(files, compiled.read, batch_size)
+    held = collections.deque()
     first = list(itertools.islice(read, 1))
     rows = len(first[0]) if first else 0
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for images in itertools.chain(first, read):
             held.append(images)
-            yield best.batch(images, rows)
+            yield compiled.batch(images, rows)
 
-    topk = min(topk, len(run.classes))
-    if thresholds:
-        classify = _make_early_classifier(run, best.data, topk, rows, thresholds)
-    else:
-        weights = registry.split(run.model)[1]
-        classify = functools.partial(
-            map, lambda batch: jax.device_get(best.function(weights, batch[0], topk))
-        )
-    for answers in classify(batches()):
+    for answers in make_ranking(rows)(batches()):
         answered = zip(*answers, strict=True)
         for file, image in held.popleft():
             if isinstance(image, BadImage):
                 yield image
-            else:
-                probabilities, classes = next(answered)
-                finite.check_answers(run, [file.name], probabilities[None])
-                yield Prediction(
-                    file.name,
-                    tuple(run.classes[c] for c in classes),
-                    tuple(map(float, probabilities)),
-                    image,
-                )
+                continue
+            probabilities, numbers = next(answered)
+            check(file.name, probabilities)
+            names = tuple(classes[number] for number in numbers)
+            yield Prediction(file.name, names, tuple(map(float, probabilities)), image)
 
 
 def check_head(run: TrainedModel) -> None:
@@ -218,13 +246,21 @@ def predict_files(
       Interrupted: SIGINT or SIGTERM came.
     """
     check_head(run)
-    tiles, good, bad = [], 0, 0
+    results = predict(
+        run, files, topk=topk, batch_size=batch_size, thresholds=thresholds, best=best
+    )
+    print_results(results, form, picture)
+
+
+def print_results(
+    results: Iterable[Prediction | BadImage], form: str, picture: epath.Path | None = None
+) -> None:
+    """`predict_files` of predictions as they come."""
+    tiles = []
+    good = bad = 0
 
     def predictions() -> Iterator[Prediction]:
         nonlocal good, bad
-        results = predict(
-            run, files, topk=topk, batch_size=batch_size, thresholds=thresholds, best=best
-        )
         for result in results:
             if isinstance(result, BadImage):
                 bad += 1
