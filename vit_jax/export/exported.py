@@ -31,8 +31,8 @@ _LOADERS: dict[str, dict[str, Callable]] = {
     stablehlo.SUFFIX: {XLA: stablehlo.load_outputs},
 }
 _READERS = {
-    onnx.SUFFIX: onnx.read_description,
-    stablehlo.SUFFIX: stablehlo.read_description,
+    onnx.SUFFIX: onnx.load_description,
+    stablehlo.SUFFIX: stablehlo.load_description,
 }
 
 

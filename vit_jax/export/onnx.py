@@ -85,7 +85,7 @@ def write(
     return description
 
 
-def read_description(path: pathlib.Path) -> dict[str, Any]:
+def load_description(path: pathlib.Path) -> dict[str, Any]:
     """The description that `write` has stored; {} of a file of another program.
 
     Raises:

@@ -81,7 +81,7 @@ def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
     }
 
 
-def read_description(path: pathlib.Path) -> dict[str, Any]:
+def load_description(path: pathlib.Path) -> dict[str, Any]:
     """The description that `write` has returned. Raises `CheckpointError` for a damaged file."""
     try:
         with zipfile.ZipFile(path) as archive:
