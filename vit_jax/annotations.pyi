@@ -1004,7 +1004,7 @@ class ExportOptions(TypedDict, total=False):
     'Options of an export.'
     batch_size: int
     normalization: Literal['inside', 'beside']
-    precision: Literal['float32', 'bfloat16', 'int8']
+    precision: Literal['float32', 'bfloat16', 'int8', 'float16']
     outputs: Sequence
     files: Any
 

@@ -19,10 +19,10 @@ from vit_jax.models.registry import Weights
 DATA = dataclasses.replace(Data(), mean=(0.5, 0.4, 0.3), std=(0.3, 0.2, 0.1))
 
 
-def network(name: str, size: int, **options):
-    """A network with made-up weights: (function, weights)."""
+def network(name: str, size: int, dtype: str = "float32", **options):
+    """A network with made-up weights that computes in a dtype: (function, weights)."""
     config = registry.model_config(name, num_classes=7, image_size=size, **options)
-    config = dataclasses.replace(config, dtype="float32")
+    config = dataclasses.replace(config, dtype=dtype)
     random = np.random.default_rng(0)
 
     def draw(like: jax.ShapeDtypeStruct) -> np.ndarray:

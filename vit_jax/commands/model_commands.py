@@ -172,7 +172,10 @@ def export() -> None:
         "inside: the program takes uint8; beside: floats with mean and deviation taken out",
     )  # fmt: skip
     flags.DEFINE_enum(
-        "weights", "float32", ["float32", "bfloat16", "int8"], "in how many bits they are stored"
+        "weights",
+        "float32",
+        ["float32", "bfloat16", "int8", "float16"],
+        "in how many bits they are stored; float16, for onnx: the program computes in it too",
     )
     flags.DEFINE_multi_string("images", [], "images to compare answers on: a folder or a pattern")
     cli.define_json()

@@ -18,7 +18,7 @@ from vit_jax.base import outputs
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.compute import choices
-from vit_jax.export.precision import is_large, rounded_to_int8
+from vit_jax.export.precision import FLOAT16, is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
 SUFFIX = ".onnx"
@@ -164,7 +164,9 @@ def _stored(precision: str, name: str, array: np.ndarray) -> tuple[dict, list]:
     def tensor(array: np.ndarray, ending: str = "") -> dict:
         return {name + ending: numpy_helper.from_array(array, name + ending)}
 
-    if precision == "float32" or not is_large(array):
+    if precision in ("float32", FLOAT16) or not is_large(
+        array
+    ):  # kernels of a float16 program come as float16
         return tensor(array), []
     if precision == "bfloat16":
         half = tensor(array.astype(jnp.bfloat16), "_bfloat16")

@@ -72,7 +72,12 @@ def chosen_outputs(run: TrainedModel, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_program(
-    run: TrainedModel, data: Data, *, normalization: str = INSIDE, outputs: Sequence[str] = ()
+    run: TrainedModel,
+    data: Data,
+    *,
+    normalization: str = INSIDE,
+    outputs: Sequence[str] = (),
+    dtype: str = "float32",
 ) -> Program:
     """The program of a model.
 
@@ -80,20 +85,21 @@ def make_program(
       data: how images are normalised, the section `config.data`.
       normalization: see `run.export`.
       outputs: see `chosen_outputs`.
+      dtype: that it computes in, 'float32' or 'float16'.
 
     Raises:
       ConfigError: see `chosen_outputs`.
     """
     names = chosen_outputs(run, outputs)
-    config = _portable(run.model_config)
+    config = _portable(run.model_config, dtype)
     if run.own is not None:
         return _map_program(run, config, data, normalization, names)
     return _class_program(run, config, data, normalization, names)
 
 
-def _portable(config: ClassifierConfig) -> ClassifierConfig:
-    """The model in what every reader has: float32, and no kernels that are written for one kind of chip."""
-    config = dataclasses.replace(config, dtype="float32")
+def _portable(config: ClassifierConfig, dtype: str) -> ClassifierConfig:
+    """The model in one dtype, without kernels that are written for one kind of chip."""
+    config = dataclasses.replace(config, dtype=dtype)
     if hasattr(config, "attention"):
         config = dataclasses.replace(config, attention="xla")  # pyrefly: ignore
     return config

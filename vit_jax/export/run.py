@@ -21,9 +21,10 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of
 from vit_jax.export import onnx, stablehlo
-from vit_jax.export.precision import PRECISIONS
+from vit_jax.export.precision import FLOAT16, FLOAT16_TOLERANCE, PRECISIONS, check_float16
 from vit_jax.export.programs import BESIDE, INSIDE, RANKED, make_program
 from vit_jax.interchange.formats import describe_model
+from vit_jax.models import registry
 from vit_jax.prediction.finite import check_weights
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
@@ -58,7 +59,8 @@ def export(
       batch_size: how many images it takes at a time; 0: any number.
       normalization: 'inside': it takes uint8; 'beside': float32, from which the mean is subtracted and that is
         divided by the deviation, as the description says.
-      precision: one of `precision.PRECISIONS`, of the stored weights; they are computed with in float32.
+      precision: one of `precision.PRECISIONS`, of the stored weights. The program computes in float32; with 'float16',
+        which is for ONNX, in float16.
       outputs: see `programs.chosen_outputs`.
       images: to compare the file's answers on with the model's, see `images.find_images`; a file whose folder has
         the name of a class is an example of that.
@@ -71,7 +73,8 @@ def export(
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
       CheckpointError: weights are not finite.
-      UserError: none of the images to compare on can be read; raised once the file is written.
+      UserError: none of the images to compare on can be read, or answers in float16 differ by more than rounding; it
+        is raised once the file is written.
     """
     check_target(out, to)
     files = find_images(images) if images else None
@@ -114,12 +117,20 @@ def export_run(
     ):
         if value not in known:
             raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
+    if precision == FLOAT16 and to != "onnx":
+        raise ConfigError(
+            f"--weights=float16 is for --to=onnx: programs of --to={to} compute in float32; set --weights=bfloat16 to "
+            "store fewer bits"
+        )
     target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
     check_one_size(data, "export")
     check_weights(run)
+    if precision == FLOAT16:
+        check_float16(registry.split(run.model)[1], run.directory)
     if run.own is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")
-    program = make_program(run, data, normalization=normalization, outputs=outputs)
+    dtype = FLOAT16 if precision == FLOAT16 else "float32"
+    program = make_program(run, data, normalization=normalization, outputs=outputs, dtype=dtype)
     answer, weights, inside = program.answer, program.weights, normalization == INSIDE
     shape = (*crops.shape(data),)
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
@@ -143,12 +154,27 @@ def export_run(
     def prepared(images: np.ndarray) -> np.ndarray:
         return images if inside else (images.astype(np.float32) / 255 - mean) / std
 
+    if precision == FLOAT16:  # compared with the model in float32
+        answer = make_program(run, data, normalization=normalization, outputs=outputs).answer
     ours = jax.jit(lambda images: jax.tree.leaves(answer(weights, images)))
     compared = _compare(
         [lambda x, answers=answers: list(map(np.asarray, answers(prepared(x)))) for answers in (ours, written)],
         read_ahead(files, lambda file: file.read(data), size), size, shape, run.classes, program.outputs,
     )  # fmt: skip
+    if precision == FLOAT16:
+        _check_float16_answers(compared, out)
     return description | {"compared": compared}
+
+
+def _check_float16_answers(compared: dict[str, Any], out: str) -> None:
+    """Raises `UserError` for answers of a file that are too far from the model's."""
+    difference = compared["largest_relative_difference"]
+    if not difference <= FLOAT16_TOLERANCE:  # which NaN is not either
+        raise UserError(
+            f"{out}: answers in float16 differ from the model's by {difference:.2g} of the largest number, of which "
+            f"rounding explains {FLOAT16_TOLERANCE:g}: some number is too large for float16; set --weights=bfloat16 or "
+            "float32"
+        )
 
 
 def text(description: dict[str, Any], out: str) -> str:
@@ -210,6 +236,7 @@ def _compare(
     count = unreadable = same = labelled = 0
     right = [0, 0]
     largest = dict.fromkeys(names, 0.0)
+    magnitudes = dict.fromkeys(names, 0.0)
     known = {name: number for number, name in enumerate(classes)}
     ranked = [number for number, name in enumerate(names) if name in RANKED][:1]
     for images in batches:
@@ -224,7 +251,11 @@ def _compare(
         batch[: len(good)] = [image for _, image in good]
         answers = [[rows[: len(good)] for rows in program(batch)] for program in programs]
         for name, ours, theirs in zip(names, *answers, strict=True):
-            largest[name] = max(largest[name], float(np.abs(ours - theirs).max()))
+            difference = np.abs(ours - theirs).max()
+            largest[name] = float(
+                np.maximum(largest[name], difference)
+            )  # NaN stays, unlike by `max`
+            magnitudes[name] = max(magnitudes[name], float(np.abs(ours).max()))
         count += len(good)
         if not ranked:
             continue
@@ -241,7 +272,9 @@ def _compare(
     comparison = {"images": count, "unreadable": unreadable}
     if ranked:
         comparison["same_best_class"] = same / count
-    comparison["largest_difference"] = max(largest.values())
+    comparison["largest_difference"] = float(np.max([*largest.values()]))
+    shares = [largest[name] / (magnitudes[name] or 1) for name in names]
+    comparison["largest_relative_difference"] = float(np.max(shares))
     if len(names) > 1:
         comparison |= {f"largest_difference_of_{name}": value for name, value in largest.items()}
     if labelled:
