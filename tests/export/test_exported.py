@@ -10,6 +10,7 @@ from PIL import Image
 import vit_jax
 from tests import lazily
 from tests.interchange.test_probabilities import build, picture, their_logits
+from tests.repeats import slow_unless
 from tests.serving.conftest import make_run
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.data.record import BadImage
@@ -32,14 +33,17 @@ def folder(tmp_path_factory):
     return folder
 
 
+CASES = [
+    ("m.onnx", {}, []),
+    ("m.onnx", {"normalization": "beside", "outputs": ["features", "logits"]}, []),
+    ("m.onnx", {"batch_size": 2}, ["--engine=openvino"]),
+    ("m.zip", {"batch_size": 2, "outputs": ["features", "probabilities"]}, []),
+]
+
+
 @pytest.mark.parametrize(
     ("file", "options", "flags"),
-    [
-        ("m.onnx", {}, []),
-        ("m.onnx", {"normalization": "beside", "outputs": ["features", "logits"]}, []),
-        ("m.onnx", {"batch_size": 2}, ["--engine=openvino"]),
-        ("m.zip", {"batch_size": 2, "outputs": ["features", "probabilities"]}, []),
-    ],
+    slow_unless(CASES[1:2], CASES),
 )
 def test_the_command_prints_what_transformers_computes(
     command, folder, tmp_path, file, options, flags
@@ -60,7 +64,9 @@ def test_the_command_prints_what_transformers_computes(
             assert found[name] == pytest.approx(expected[number], abs=1e-5)
 
 
-@pytest.mark.parametrize("crop", ["central", "torchvision", "transformers", "squash", "resize"])
+@pytest.mark.parametrize(
+    "crop", slow_unless(["central"], ["central", "torchvision", "transformers", "squash", "resize"])
+)
 def test_images_are_prepared_as_the_run_does(tmp_path, crop):
     run = make_run()
     fields = {"eval_crop": crop, "eval_resize": 20, "interpolation": "bicubic", "max_value": 4095}

@@ -62,6 +62,7 @@ def test_products_are_in_float16_and_answers_near_those_of_transformers(tmp_path
     assert len(products) >= 4
 
 
+@pytest.mark.slow
 def test_the_export_compares_with_the_model_in_float32(tmp_path):
     Image.fromarray(picture(side=16)).save(tmp_path / "a.png")
     files = [Named(str(tmp_path / "a.png"))]
@@ -94,7 +95,8 @@ def test_stablehlo_is_refused(tmp_path):
         export_run(make_run(), str(tmp_path / "m.zip"), to="stablehlo", precision="float16")
 
 
-@pytest.mark.parametrize("head", slow_unless(["linear"], ["linear", "eomt"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["linear", "eomt"])
 def test_a_model_that_segments_computes_in_float16_too(tmp_path, head):
     Image.fromarray(picture(side=16)).save(tmp_path / "a.png")
     files = [Named(str(tmp_path / "a.png"))]

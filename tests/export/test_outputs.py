@@ -10,6 +10,7 @@ from PIL import Image
 import vit_jax
 from tests import lazily
 from tests.interchange.test_probabilities import SIDE, build
+from tests.repeats import slow_unless
 from tests.serving.conftest import make_run
 from vit_jax.base.errors import ConfigError
 from vit_jax.export import onnx, openvino, stablehlo
@@ -43,11 +44,14 @@ def expected(folder):
 
 @pytest.mark.parametrize(
     ("file", "load"),
-    [
-        ("m.onnx", onnx.load_outputs),
-        ("m.onnx", openvino.load_outputs),
-        ("m.zip", stablehlo.load_outputs),
-    ],
+    slow_unless(
+        [("m.onnx", onnx.load_outputs)],
+        [
+            ("m.onnx", onnx.load_outputs),
+            ("m.onnx", openvino.load_outputs),
+            ("m.zip", stablehlo.load_outputs),
+        ],
+    ),
     ids=["onnxruntime", "openvino", "stablehlo"],
 )
 def test_all_outputs_are_those_of_transformers_by_name_and_in_the_order_asked_for(
@@ -89,6 +93,7 @@ def test_the_command_compares_every_output(command, folder, tmp_path):
     assert "same_best_class" not in compared("features")
 
 
+@pytest.mark.slow
 def test_the_answer_of_a_wrong_program_is_seen_in_each_output(folder, monkeypatch, tmp_path):
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     load = onnx.load_outputs
@@ -117,13 +122,14 @@ def test_the_answer_of_a_wrong_program_is_seen_in_each_output(folder, monkeypatc
         (("logits", "features", "logits"), "name logits once"),
     ],
 )
-def test_other_outputs_are_refused_before_anything_is_written(tmp_path, names, message):
-    run = make_run()
+def test_other_outputs_are_refused_before_anything_is_written(folder, tmp_path, names, message):
+    run = vit_jax.load_run(folder)
     with pytest.raises(ConfigError, match=message):
         export_run(run, str(tmp_path / "m.onnx"), to="onnx", outputs=names)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_without_head_has_features_alone(tmp_path):
     run = make_run(num_classes=0)
     with pytest.raises(ConfigError, match="--outputs=logits: the outputs of this model are feat"):

@@ -117,6 +117,7 @@ def test_each_image_of_a_form_takes_a_place_of_the_queue(serving, network):
     assert server.server.bodies.held == 0
 
 
+@pytest.mark.slow
 def test_a_model_without_head_is_served_for_its_features(serving):
     run = make_run(num_classes=0)
     server = serving(Network(run, largest=2))
@@ -127,6 +128,7 @@ def test_a_model_without_head_is_served_for_its_features(serving):
     assert status == 404 and "has no head" in answer["error"]
 
 
+@pytest.mark.slow
 def test_another_engine_has_features_too(run, monkeypatch, tmp_path):
     from vit_jax.export import engines
 

@@ -270,9 +270,10 @@ def serve() -> None:
 
 def inspect() -> None:
     """Draw what a model has learned, such as attention and filters: --checkpoint=DIR|FILE --images='photos/*.jpg'
-    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--map_classes=NAME,…] [--flow] [--config.data.FIELD=VALUE …]
+    [--model=OPTION=VALUE …] [--json].
 
-    REPORT/report.html shows attention distance, rollout, heads, mean maps, collapse, features, filters,
+    REPORT/report.html shows attention distance, rollout, maps by class, heads, mean maps, collapse, features, filters,
     positions, health and more, of any family, and states what has no meaning for a model. The checkpoint is a run
     or a file of any format. An image that cannot be read is named, the others are inspected, and the exit
     code is 1.
@@ -293,6 +294,11 @@ def inspect() -> None:
         "threshold", [], "of a model with exits: how probable the best class has to be"
     )
     flags.DEFINE_bool("flow", False, "also attention flow, which takes minutes for each image")
+    flags.DEFINE_list(
+        "map_classes",
+        [],
+        "the classes whose maps are drawn; by default the predicted one of each image",
+    )
     cli.define_json()
     cli.define_register()
     cli.parse_flags()
@@ -304,7 +310,12 @@ def inspect() -> None:
     from vit_jax.inspection import run
 
     options = run.InspectOptions(
-        FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.confidences("threshold")), FLAGS.flow
+        FLAGS.batch_size,
+        FLAGS.shown,
+        patch,
+        tuple(cli.confidences("threshold")),
+        FLAGS.flow,
+        tuple(FLAGS.map_classes),
     )
     result = run.inspect(
         FLAGS.checkpoint,
