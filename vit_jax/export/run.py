@@ -27,6 +27,7 @@ from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
 from vit_jax.prediction.finite import check_weights
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
+from vit_jax.prediction.output_names import check_not_checkpoint
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
@@ -122,7 +123,10 @@ def export_run(
             f"--weights=float16 is for --to=onnx: programs of --to={to} compute in float32; set --weights=bfloat16 to "
             "store fewer bits"
         )
-    target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
+    target = check_target(out, to)
+    check_not_checkpoint(target, run.directory, "--out")
+    writer = FORMATS[to]
+    data = data_of(run)
     check_one_size(data, "export")
     check_weights(run)
     if precision == FLOAT16:

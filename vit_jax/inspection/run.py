@@ -38,6 +38,7 @@ from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
+from vit_jax.prediction.output_names import check_report_folder
 from vit_jax.prediction.overrides import load_for_images
 
 _THRESHOLD = 0.8  # at each exit but the last, unless options say it
@@ -94,6 +95,7 @@ def inspect(
     options = options or InspectOptions()
     named, out = list(find_images(images)), places.locate(out, "--out")
     remote.check_name(checkpoint)
+    check_report_folder(named, out, "--out")
     out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect", model_options)
     data = data_of(run)
