@@ -1,4 +1,4 @@
-"""Where an image speaks for a class: Grad-CAM (Selvaraju et al. 2017, arXiv 1610.02391, Eq. 1 and 2) of the patch
+"""Which patches raise the logit of a class: Grad-CAM (Selvaraju et al. 2017, arXiv 1610.02391, Eq. 1 and 2) of the
 tokens before the last block. The patches after it would not do: a head that reads the class token does not depend on
 them.
 """

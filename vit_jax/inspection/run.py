@@ -95,6 +95,7 @@ def inspect(
     options = options or InspectOptions()
     named, out = list(find_images(images)), places.locate(out, "--out")
     remote.check_name(checkpoint)
+    outputs.check_no_file(out, "--out")
     check_report_folder(named, out, "--out")
     out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect", model_options)
