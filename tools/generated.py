@@ -19,7 +19,7 @@ from vit_jax import objectives
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Config, config_class
-from vit_jax.export import precision
+from vit_jax.export import precision, programs
 from vit_jax.export import run as exporting
 from vit_jax.interchange import formats, pushing
 from vit_jax.models import preprocessing, registry
@@ -29,10 +29,11 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "vit_jax"
 # Of parameters, by name.
 CHOICES = {
     "format": ("", *pushing.FORMATS),
-    "normalization": (exporting.INSIDE, exporting.BESIDE),
+    "normalization": (programs.INSIDE, programs.BESIDE),
     "precision": precision.PRECISIONS,
 }
 HEAD = """# Made by tools/generated.py from the schema; see annotations.py.
+from collections.abc import Sequence
 from typing import Any, Literal, Never, TypedDict
 
 from ml_collections import ConfigDict

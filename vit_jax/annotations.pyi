@@ -1,4 +1,5 @@
 # Made by tools/generated.py from the schema; see annotations.py.
+from collections.abc import Sequence
 from typing import Any, Literal, Never, TypedDict
 
 from ml_collections import ConfigDict
@@ -1006,7 +1007,8 @@ class ExportOptions(TypedDict, total=False):
     'Options of an export.'
     batch_size: int
     normalization: Literal['inside', 'beside']
-    precision: Literal['float32', 'bfloat16', 'int8']
+    precision: Literal['float32', 'bfloat16', 'int8', 'float16']
+    outputs: Sequence
     files: Any
 
 class PushOptions(TypedDict, total=False):

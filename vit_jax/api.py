@@ -308,7 +308,7 @@ class Run(TrainedModel):
 
         Args:
           path: FILE.onnx, or FILE.zip for StableHLO.
-          **options: `batch_size`, `normalization` and `precision` of `vit_jax.export.run.export`.
+          **options: `batch_size`, `normalization`, `precision` and `outputs` of `vit_jax.export.run.export`.
 
         Returns:
           The description of its input and output.

@@ -106,8 +106,12 @@ def test_only_the_newest_exports_are_kept(run, home, monkeypatch):
 
 def test_an_export_that_differs_is_refused(run, home, monkeypatch):
     monkeypatch.setattr(engines, "LARGEST_DIFFERENCE", 0.0)
-    load = onnx.load
-    monkeypatch.setattr(onnx, "load", lambda path: lambda images: load(path)(images) * 1.5)
+    load = onnx.load_outputs
+
+    def wrong(path):
+        return lambda images: [1.5 * array for array in load(path)(images)]
+
+    monkeypatch.setattr(onnx, "load_outputs", wrong)
     with pytest.raises(ConfigError, match="differs from the model by 0"):
         engines.make_classifier(run, "onnxruntime")
     assert not list(home.glob("*.json"))

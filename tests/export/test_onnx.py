@@ -19,10 +19,10 @@ from vit_jax.models.registry import Weights
 DATA = dataclasses.replace(Data(), mean=(0.5, 0.4, 0.3), std=(0.3, 0.2, 0.1))
 
 
-def network(name: str, size: int, **options):
-    """A network with made-up weights: (function, weights)."""
+def network(name: str, size: int, dtype: str = "float32", **options):
+    """A network with made-up weights that computes in a dtype: (function, weights)."""
     config = registry.model_config(name, num_classes=7, image_size=size, **options)
-    config = dataclasses.replace(config, dtype="float32")
+    config = dataclasses.replace(config, dtype=dtype)
     random = np.random.default_rng(0)
 
     def draw(like: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -40,11 +40,11 @@ def check(function, weights, size: int, path, batch=None) -> None:
     batch = batch or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
     onnx.write(path, function, weights, like, {"outputs": {"logits": []}}, "float32")
-    program = onnx.load(path)
+    program = onnx.load_outputs(path)
     compiled = jax.jit(function)
     for count in (1, 3) if not isinstance(batch, int) else (batch,):
         images = np.random.default_rng(1).integers(0, 256, (count, size, size, 3), np.uint8)
-        found, expected = program(images), np.asarray(compiled(weights, images))
+        found, expected = program(images)[0], np.asarray(compiled(weights, images))
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
         assert (found.argmax(-1) == expected.argmax(-1)).all()
 

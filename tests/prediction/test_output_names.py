@@ -6,12 +6,18 @@ import random
 
 import pytest
 from etils import epath
+from PIL import Image
 
+from tests.models.conftest import parameters
 from vit_jax.base.errors import ConfigError
+from vit_jax.interchange import formats
+from vit_jax.models import registry
 from vit_jax.prediction.images import Named, find_images
 from vit_jax.prediction.output_names import (
     check_folder,
+    check_not_checkpoint,
     check_outputs,
+    check_report_folder,
     name_outputs,
     never_writing_over,
 )
@@ -199,3 +205,37 @@ def test_images_behind_links_are_found_and_loops_end(tree):
 def test_names_that_a_spreadsheet_would_compute_are_paths(tree):
     tree("-1.png", "=a/x.png")
     assert [x.name for x in find_images(["*.png", "=a"])] == ["./-1.png", "./=a/x.png"]
+
+
+def test_a_report_goes_to_no_folder_of_images(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "class_maps.png").write_bytes(b"")
+    (tmp_path / "link").symlink_to("photos")
+    for sources in (["photos"], ["photos/class_maps.png"], ["photos/*.png"]):
+        files = list(find_images([str(tmp_path / source) for source in sources]))
+        for folder in ("photos", "link"):
+            with pytest.raises(
+                ConfigError, match="--out=.* which is asked about|--out=.* is the f"
+            ):
+                check_report_folder(files, epath.Path(tmp_path / folder), "--out")
+        check_report_folder(files, epath.Path(tmp_path / "report"), "--out")
+
+
+def test_features_and_exports_do_not_replace_the_checkpoint(command, tmp_path):
+    config = registry.model_config("ViT-mu/16", image_size=32, num_classes=7)
+    checkpoint = tmp_path / "model.npz"
+    weights = formats.LoadedCheckpoint(config, parameters(config))
+    formats.write_checkpoint(weights, checkpoint, "official")
+    before = checkpoint.read_bytes()
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    (tmp_path / "link.npz").symlink_to("model.npz")
+    prepared = ["--config.data.mean=(0.5,)", "--config.data.std=(0.5,)"]
+    for out in ("model.npz", "link.npz"):
+        code, _, err = command(
+            "predict", f"--checkpoint={checkpoint}", tmp_path / "a.png", f"--features={tmp_path / out}", *prepared
+        )  # fmt: skip
+        assert code == 2 and "is the checkpoint itself: name another file" in err
+        with pytest.raises(ConfigError, match="is the checkpoint itself"):
+            check_not_checkpoint(tmp_path / out, checkpoint, "--out")
+    assert checkpoint.read_bytes() == before
+    check_not_checkpoint(tmp_path / "m.onnx", checkpoint, "--out")

@@ -60,10 +60,10 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self._network, name)
 
-    def classify(self, images):
+    def answer(self, images):
         self.batches.append(len(images))
         self.go_on.wait(PATIENCE)
-        return self._network.classify(images)
+        return self._network.answer(images)
 
 
 class Running:
@@ -127,3 +127,13 @@ def encoded(seed: int = 0, side: int = 16, form: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, form)
     return file.getvalue()
+
+
+def form(*files: tuple[str, bytes], boundary: str = "xyz") -> bytes:
+    """A body of multipart/form-data, as RFC 7578 has it."""
+    parts = [
+        b'--%s\r\nContent-Disposition: form-data; name="image"; filename="%s"\r\nContent-Type: image/png\r\n\r\n%s\r\n'
+        % (boundary.encode(), name.encode(), content)
+        for name, content in files
+    ]
+    return b"".join(parts) + b"--%s--\r\n" % boundary.encode()

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from tests.serving.conftest import encoded
+from tests.serving.conftest import encoded, form
 from vit_jax.checkpoints.objective_weights import Own
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
@@ -102,6 +102,11 @@ def test_an_image_of_any_size_gets_the_mask_that_predict_writes(serving, windows
     found = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b, _ in colors}
     assert over.size == (40, 24) and found == {one["color"] for one in answer["classes"]}
     assert np.array_equal(mask(running, "/mask", content), expected.labels)
+    kind = {"Content-Type": "multipart/form-data; boundary=xyz"}
+    _, several = running.ask("/mask", form(("a", content), ("b", b"no image")), **kind)
+    assert np.array_equal(picture(several["images"][0]["mask"]), expected.labels)
+    assert several["images"][1]["status"] == 415
+    assert running.ask("/features", content)[0] == 404
     about = running.ask("/model")[1]
     assert about["maps"] and not about["things"] and about["classes"] == list(CLASSES)
 

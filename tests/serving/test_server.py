@@ -22,7 +22,7 @@ from tests.serving.conftest import CLASSES, Running, Slow, encoded, make_run
 from tests.waiting import PATIENCE, until
 from vit_jax.base.errors import ConfigError
 from vit_jax.serving.limits import Limits
-from vit_jax.serving.network import Network
+from vit_jax.serving.network import ImageAnswer, Network
 from vit_jax.serving.waiting import Waiting
 
 
@@ -118,12 +118,6 @@ def test_what_cannot_be_served_gets_a_status_and_a_sentence(server, path, body, 
     assert server.ask("/predict", encoded())[0] == 200
 
 
-def test_a_form_is_told_how_images_are_sent(server):
-    kind = {"Content-Type": "multipart/form-data; boundary=x"}
-    status, answer = server.ask("/predict", encoded(), **kind)
-    assert status == 415 and "curl --data-binary @FILE" in answer["error"]
-
-
 def test_more_classes_than_there_are_gives_all(server):
     assert len(server.ask("/predict?topk=1000", encoded())[1]["predictions"]) == len(CLASSES)
 
@@ -203,7 +197,7 @@ def test_an_answer_that_takes_too_long_is_503(serving, network):
 
 def test_a_failure_inside_is_answered_and_the_server_goes_on(serving, network, monkeypatch):
     server = serving(network)
-    monkeypatch.setattr(network, "classify", lambda images: 1 / 0)
+    monkeypatch.setattr(network, "answer", lambda images: 1 / 0)
     assert server.ask("/predict", encoded()) == (
         500, {"error": "the server failed; its log says how"},
     )  # fmt: skip
@@ -295,8 +289,9 @@ def test_what_is_no_http_gets_a_sentence_and_a_line_and_is_counted(serving, netw
 
 def test_answers_that_are_no_numbers_are_500_and_counted(serving, network, monkeypatch):
     server = serving(network)
-    nothing = np.full((1, len(CLASSES)), np.nan, np.float32)
-    monkeypatch.setattr(network, "classify", lambda images: nothing)
+    nothing = np.full(len(CLASSES), np.nan, np.float32)
+    answers = [ImageAnswer(nothing, np.zeros(8, np.float32))]
+    monkeypatch.setattr(network, "answer", lambda images: answers)
     status, answer = server.ask("/predict", encoded())
     assert status == 500 and answer["error"].startswith("what the model answers is not finite")
     assert 'path="/predict",status="500"} 1.0' in server.ask("/metrics")[1]

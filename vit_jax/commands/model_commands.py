@@ -146,27 +146,36 @@ def exits() -> None:
 
 def export() -> None:
     """Write a trained model as a file that runs without vit_jax: --checkpoint=DIR --to=onnx|stablehlo --out=FILE
-    [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN] [--classes=FILE]
-    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--outputs=probabilities] [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN]
+    [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    The file has a program with its weights, which takes cropped images and gives probabilities, or scores of
-    pixels if the model segments, and a description: the classes, how images are cropped, and the line of Python
-    that calls it. With --images the file's answers are compared with the model's: how many images keep their best
-    class, and the accuracy over images in folders with the names of classes. If one cannot be read, the exit code
-    is 1.
+    The file has a program with its weights, which takes cropped images and gives probabilities, or the outputs
+    that --outputs names, or scores of pixels if the model segments, and a description: the classes, how images are
+    cropped, and the line of Python that calls it. With --images the file's answers are compared with the model's: how
+    many images keep their best class, and the accuracy over images in folders with the names of classes. If one cannot
+    be read, the exit code is 1.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
     cli.define_model()
     flags.DEFINE_enum("to", None, ["onnx", "stablehlo"], "what the program is written in")
     flags.DEFINE_string("out", None, "FILE.onnx, or FILE.zip for stablehlo")
+    flags.DEFINE_list(
+        "outputs",
+        [],
+        "of probabilities, logits and features (the input of the head); of a model that segments: scores, masks and "
+        "classes; by default probabilities, features of a model without head, and all of one that segments",
+    )
     flags.DEFINE_integer("batch_size", 0, "images at a time; 0: any number", lower_bound=0)
     flags.DEFINE_enum(
         "normalization", "inside", ["inside", "beside"],
         "inside: the program takes uint8; beside: floats with mean and deviation taken out",
     )  # fmt: skip
     flags.DEFINE_enum(
-        "weights", "float32", ["float32", "bfloat16", "int8"], "in how many bits they are stored"
+        "weights",
+        "float32",
+        ["float32", "bfloat16", "int8", "float16"],
+        "in how many bits they are stored; float16, for onnx: the program computes in it too",
     )
     flags.DEFINE_multi_string("images", [], "images to compare answers on: a folder or a pattern")
     cli.define_json()
@@ -184,6 +193,7 @@ def export() -> None:
         batch_size=FLAGS.batch_size,
         normalization=FLAGS.normalization,
         precision=FLAGS.weights,
+        outputs=FLAGS.outputs,
         images=FLAGS.images,
         settings=settings,
         model_options=cli.model_options(),
@@ -197,10 +207,10 @@ def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
     [--follow] [--drain=SECONDS] [--classes=FILE] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
-    /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
-    Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it, once the
-    requests that are there are answered. With --follow the newest checkpoint of a run that trains is served.
+    POST an image, or several as a form, to /predict for classes or to /features for features, or drop one on the
+    page; of a model that segments POST it to /mask for its mask. /healthz says whether requests are taken, /metrics
+    how many there were, for Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it,
+    once the requests that are there are answered. With --follow the newest checkpoint of a run that trains is served.
     """
     settings = config_flags.take_settings()
     cli.define_checkpoint()
@@ -224,6 +234,7 @@ def serve() -> None:
         lower_bound=0,
     )
     cli.define_engine()
+    flags.DEFINE_integer("images", 64, "of one request, at most", lower_bound=1)
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
     flags.DEFINE_bool(
         "follow", False, "serve each newer checkpoint of the run in WORKDIR; WORKDIR/best: the best"
@@ -245,7 +256,7 @@ def serve() -> None:
         host=FLAGS.host,
         port=FLAGS.port,
         batch_size=FLAGS.batch_size,
-        limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
+        limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue, FLAGS.images),
         announce=announce,
         names=FLAGS.names,
         follow=FLAGS.follow,
@@ -259,9 +270,10 @@ def serve() -> None:
 
 def inspect() -> None:
     """Draw what a model has learned, such as attention and filters: --checkpoint=DIR|FILE --images='photos/*.jpg'
-    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--map_classes=NAME,…] [--flow] [--config.data.FIELD=VALUE …]
+    [--model=OPTION=VALUE …] [--json].
 
-    REPORT/report.html shows attention distance, rollout, heads, mean maps, collapse, features, filters,
+    REPORT/report.html shows attention distance, rollout, maps by class, heads, mean maps, collapse, features, filters,
     positions, health and more, of any family, and states what has no meaning for a model. The checkpoint is a run
     or a file of any format. An image that cannot be read is named, the others are inspected, and the exit
     code is 1.
@@ -282,6 +294,11 @@ def inspect() -> None:
         "threshold", [], "of a model with exits: how probable the best class has to be"
     )
     flags.DEFINE_bool("flow", False, "also attention flow, which takes minutes for each image")
+    flags.DEFINE_list(
+        "map_classes",
+        [],
+        "the classes whose maps are drawn; by default the predicted one of each image",
+    )
     cli.define_json()
     cli.define_register()
     cli.parse_flags()
@@ -293,7 +310,12 @@ def inspect() -> None:
     from vit_jax.inspection import run
 
     options = run.InspectOptions(
-        FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.confidences("threshold")), FLAGS.flow
+        FLAGS.batch_size,
+        FLAGS.shown,
+        patch,
+        tuple(cli.confidences("threshold")),
+        FLAGS.flow,
+        tuple(FLAGS.map_classes),
     )
     result = run.inspect(
         FLAGS.checkpoint,

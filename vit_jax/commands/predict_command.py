@@ -9,7 +9,10 @@ from vit_jax.commands import config_flags
 from vit_jax.commands import flags as cli
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vit_jax.checkpoints.trained_model import TrainedModel
+    from vit_jax.prediction.images import Named
 
 FLAGS = flags.FLAGS
 
@@ -26,7 +29,8 @@ def predict() -> None:
     predicted, and the exit code is 1. After SIGTERM or Ctrl-C finished work stays, and the code is 42. With --features
     nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11 adds
     the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays and
-    maps.json to the folder --out; one of images and texts does so of --words. With --budget or --threshold images
+    maps.json to the folder --out; one of images and texts does so of --words. The checkpoint may also be a file that
+    'vit_jax export' wrote: it has its classes and preprocessing. With --budget or --threshold images
     leave a model with exits early.
     """
     settings = config_flags.take_settings()
@@ -78,6 +82,12 @@ def predict() -> None:
         raise flags.Error("--words is for masks: pass --out=FOLDER, without --features")
     if FLAGS.word_threshold is not None and FLAGS.words is None:
         raise flags.Error("--word_threshold is for --words")
+    is_export = _is_export(FLAGS.checkpoint)
+    if is_export and (_features_are_wanted() or FLAGS.out):
+        raise flags.Error(
+            f"{FLAGS.checkpoint} is an export, which gives classes: for --features and --out pass the checkpoint that "
+            "it was made of"
+        )
     if _features_are_wanted():
         _write_features(images, settings)
         return
@@ -90,7 +100,7 @@ def predict() -> None:
     from vit_jax.base import outputs
     from vit_jax.prediction.images import find_images
     from vit_jax.prediction.output_names import never_writing_over
-    from vit_jax.prediction.predict import predict_files
+    from vit_jax.prediction.predict import predict_files, print_results
 
     thresholds = cli.thresholds()
     if thresholds and FLAGS.engine not in ("auto", "xla"):
@@ -106,6 +116,10 @@ def predict() -> None:
         files = files if "-" in images else list(files)  # so that it is refused at once
     forms = [name for name in ("json", "jsonl", "csv") if FLAGS[name].value]
     form = forms[0] if forms else "text"
+    if is_export:
+        results = _predict_exported(files, settings)
+        print_results(results, form, picture)
+        return
     run = _load(settings)
     predict_files(
         run,
@@ -117,6 +131,35 @@ def predict() -> None:
         thresholds=thresholds,
         best=None if thresholds else _best(run),
     )
+
+
+def _predict_exported(files: "Iterable[Named]", settings: list[tuple[str, str]]):
+    """Predictions of a file that `export` wrote, which has its own preprocessing and classes."""
+    from vit_jax.export.exported import predict_with, read_classifier
+
+    given = [f"--config.{name}" for name, _ in settings]
+    unused = ("model", "ignore", "classes", "budget", "threshold", "native_tokens")
+    given += [f"--{name}" for name in unused if FLAGS[name].value]
+    if FLAGS.precision != "float32":
+        given.append("--precision")
+    if given:
+        raise flags.Error(
+            f"{given[0]} is for checkpoints: {FLAGS.checkpoint} is an export, whose classes and preprocessing are "
+            "those that it was written with"
+        )
+    engine = "" if FLAGS.engine in ("auto", "xla") else FLAGS.engine
+    classifier = read_classifier(FLAGS.checkpoint, engine)
+    batch_size = classifier.batch_size or FLAGS.batch_size
+    return predict_with(classifier, files, topk=FLAGS.topk, batch_size=batch_size)
+
+
+def _is_export(checkpoint: str) -> bool:
+    """Whether a checkpoint is a file that `export` wrote."""
+    if not checkpoint.endswith((".onnx", ".zip")):
+        return False
+    from vit_jax.export.exported import is_export
+
+    return is_export(checkpoint)
 
 
 def _best(run: "TrainedModel"):

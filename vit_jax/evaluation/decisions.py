@@ -48,6 +48,11 @@ def class_thresholds(config: Config | ConfigDict, classes: int) -> np.ndarray:
     return np.array(thresholds, np.float64)
 
 
+def stated_thresholds(config: Config | ConfigDict, classes: int) -> np.ndarray | None:
+    """As `class_thresholds`; `None` where the config states none."""
+    return class_thresholds(config, classes) if config.eval.thresholds else None
+
+
 def choose_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Of each class the threshold of the highest F1 on these examples, halfway between the probabilities that it
     separates. Of equal F1 it is the highest threshold; a class without examples has 0.5.

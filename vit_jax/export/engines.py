@@ -27,7 +27,7 @@ from vit_jax.data import crops
 from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import data_of, normalized_as
 from vit_jax.export import onnx, openvino
-from vit_jax.export import run as exports
+from vit_jax.export.programs import FEATURES, LOGITS, make_program
 from vit_jax.models import registry
 from vit_jax.prediction.images import check_one_size
 from vit_jax.prediction.predict import check_head
@@ -41,7 +41,7 @@ _IMAGES = 8  # to compare on
 _RUNS = 5
 _KEPT = 8  # exports, the newest: a server that follows a run makes one of each checkpoint
 
-Logits = Callable[[np.ndarray], np.ndarray]
+Answers = Callable[[np.ndarray], list[np.ndarray]]
 
 
 class Classifier(NamedTuple):
@@ -49,12 +49,16 @@ class Classifier(NamedTuple):
 
     Attributes:
       engine, precision: see `make_classifier`.
-      logits: images (B, H, W, C) uint8, cut as the run does, to logits (B, classes) float32.
+      answers: images (B, H, W, C) uint8, cut as the run does, to logits (B, classes) and features (B, D), float32.
     """
 
     engine: str
     precision: str
-    logits: Logits
+    answers: Answers
+
+    def logits(self, images: np.ndarray) -> np.ndarray:
+        """The logits (B, classes) float32 of images (B, H, W, C) uint8."""
+        return self.answers(images)[0]
 
 
 class _Engine(NamedTuple):
@@ -65,17 +69,17 @@ class _Engine(NamedTuple):
       precisions: those it computes in.
     """
 
-    load: Callable[[pathlib.Path, str], Logits]
+    load: Callable[[pathlib.Path, str], Answers]
     precisions: tuple[str, ...]
 
 
-def _load_onnxruntime(file: pathlib.Path, precision: str) -> Logits:
-    return onnx.load(onnx.with_int8_products(file) if precision == "int8" else file)
+def _load_onnxruntime(file: pathlib.Path, precision: str) -> Answers:
+    return onnx.load_outputs(onnx.with_int8_products(file) if precision == "int8" else file)
 
 
 ENGINES = {
     ONNXRUNTIME: _Engine(_load_onnxruntime, ("float32", "int8")),
-    OPENVINO: _Engine(openvino.load, ("float32", "bfloat16")),
+    OPENVINO: _Engine(openvino.load_outputs, ("float32", "bfloat16")),
 }
 
 
@@ -150,7 +154,7 @@ class _Export:
         check_head(run)
         onnx.check_installed()
         self._run, self._data = run, data
-        self._program = exports.logits_program(run, data)
+        self._program = make_program(run, data, outputs=(LOGITS, FEATURES))
         folder = pathlib.Path(places.expanded(HOME, "the folder of exports, "))
         self._file = folder / f"{_fingerprint(run, data)}{onnx.SUFFIX}"
         self._notes = self._file.with_suffix(".json")
@@ -161,10 +165,11 @@ class _Export:
 
     def classifier(self, engine: str, precision: str = "float32") -> Classifier:
         """The program of an engine; logs how it differs from XLA, which is measured once."""
-        logits, name = ENGINES[engine].load(self._file, precision), f"{engine} {precision}"
+        answers = ENGINES[engine].load(self._file, precision)
+        name = f"{engine} {precision}"
         notes = self._read()
         if name not in notes:
-            notes[name] = self._compare(logits)
+            notes[name] = self._compare(answers)
             if precision == "float32" and not notes[name]["difference"] <= LARGEST_DIFFERENCE:
                 raise ConfigError(
                     f"the model's export for {engine} differs from the model by {notes[name]['difference']:.2g} in "
@@ -175,7 +180,7 @@ class _Export:
             "%s in %s: probabilities differ from XLA's by %.1g at most, and %.0f%% of images keep their best class",
             engine, precision, notes[name]["difference"], 100 * notes[name]["same_best_class"],
         )  # fmt: skip
-        return Classifier(engine, precision, logits)
+        return Classifier(engine, precision, answers)
 
     def seconds(self) -> dict[str, float]:
         """Of an image, by engine: the least of some runs, in turn."""
@@ -185,7 +190,7 @@ class _Export:
         image = _photos(self._data)[:1]
         programs = {XLA: self._by_xla()}
         for engine in installed:
-            programs[engine] = self.classifier(engine).logits
+            programs[engine] = self.classifier(engine).answers
         times = {name: [] for name in programs}
         for _ in range(1 + _RUNS):  # the first compiles
             for name, program in programs.items():
@@ -205,11 +210,14 @@ class _Export:
                 partial, self._program.answer, self._program.weights, images, description, "float32"
             )
 
-    def _compare(self, logits: Logits) -> dict[str, float]:
+    def _compare(self, answers: Answers) -> dict[str, float]:
         photos = _photos(self._data)
         activation = objectives.activation(self._run.config.objective)
-        ours, theirs = (np.asarray(activation(by(photos))) for by in (self._by_xla(), logits))
-        alone = np.asarray(activation(logits(photos[:1])))  # which engines may compute otherwise
+        ours = np.asarray(activation(self._by_xla()(photos)[0]))
+        theirs = np.asarray(activation(answers(photos)[0]))
+        alone = np.asarray(
+            activation(answers(photos[:1])[0])
+        )  # which engines may compute otherwise
         differences = [np.abs(theirs - ours).max(), np.abs(alone - ours[:1]).max()]
         same = ours.argmax(-1) == theirs.argmax(-1)
         return {
@@ -217,7 +225,7 @@ class _Export:
             "same_best_class": float(same.mean()),
         }
 
-    def _by_xla(self) -> Logits:
+    def _by_xla(self) -> Answers:
         compiled = jax.jit(self._program.answer)
         return lambda images: jax.device_get(compiled(self._program.weights, images))
 

@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,19 +15,25 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base import outputs
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.compute import choices
-from vit_jax.export.precision import is_large, rounded_to_int8
+from vit_jax.export.precision import FLOAT16, is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
 SUFFIX = ".onnx"
-HOW = (
-    "import onnxruntime; model = onnxruntime.InferenceSession(FILE); "
-    "answers = model.run(None, {'images': images})[0]"
-)
+PRODUCER = "vit_jax"  # of the files that are written here
 _MOST_BYTES = 2**31 - 2**20  # what one file of protocol buffers holds
 _IR_VERSION = 10  # of onnxruntime 1.18 and newer
+
+
+def how(names: Sequence[str]) -> str:
+    """The line of Python that calls a file with outputs of these names."""
+    load = "import onnxruntime; model = onnxruntime.InferenceSession(FILE)"
+    call = "model.run(None, {'images': images})"
+    if len(names) == 1:
+        return f"{load}; answers = {call}[0]"
+    return f"{load}; {', '.join(names)} = {call}"
 
 
 def check_installed() -> None:
@@ -67,7 +73,7 @@ def write(
     )
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", onnx_graph.OPSET)], ir_version=_IR_VERSION,
-        producer_name="vit_jax",
+        producer_name=PRODUCER,
     )  # fmt: skip
     helper.set_model_props(model, {name: json.dumps(value) for name, value in description.items()})
     if (size := model.ByteSize()) > _MOST_BYTES:
@@ -79,10 +85,24 @@ def write(
     return description
 
 
-def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The program of a file: images to its first output. Raises `ConfigError` without onnxruntime."""
-    program = load_outputs(path)
-    return lambda images: program(images)[0]
+def load_description(path: pathlib.Path) -> dict[str, Any]:
+    """The description that `write` has stored; {} of a file of another program.
+
+    Raises:
+      ConfigError: onnx is not installed.
+      CheckpointError: the file is damaged.
+    """
+    check_installed()
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise CheckpointError(f"{path} is damaged, or no ONNX file: {error}") from error
+    if model.producer_name != PRODUCER:
+        return {}
+    return {entry.key: json.loads(entry.value) for entry in model.metadata_props}
 
 
 def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:
@@ -144,7 +164,9 @@ def _stored(precision: str, name: str, array: np.ndarray) -> tuple[dict, list]:
     def tensor(array: np.ndarray, ending: str = "") -> dict:
         return {name + ending: numpy_helper.from_array(array, name + ending)}
 
-    if precision == "float32" or not is_large(array):
+    if precision in ("float32", FLOAT16) or not is_large(
+        array
+    ):  # kernels of a float16 program come as float16
         return tensor(array), []
     if precision == "bfloat16":
         half = tensor(array.astype(jnp.bfloat16), "_bfloat16")

@@ -77,10 +77,14 @@ def _select(graph: Graph, equation: core.JaxprEqn, which: Value, *cases: Value) 
 
 
 def _cast(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
-    before, after = equation.invars[0].aval.dtype, equation.params["new_dtype"]
-    if before == after:
+    return _as_type(graph, x, equation.invars[0].aval.dtype, equation.params["new_dtype"])
+
+
+def _as_type(graph: Graph, x: Value, dtype: np.dtype, wanted: np.dtype) -> Value:
+    """A value of a dtype as one of another."""
+    if dtype == wanted:
         return x
-    return graph.node("Cast", x, shape=x.shape, to=tensor_type(after))
+    return graph.node("Cast", x, shape=x.shape, to=tensor_type(wanted))
 
 
 def _broadcast_in_dim(graph: Graph, equation: core.JaxprEqn, x: Value, *_: Value) -> Value:
@@ -183,6 +187,12 @@ def _dot_general(graph: Graph, equation: core.JaxprEqn, x: Value, y: Value) -> V
     """
     (x_inner, y_inner), (x_batch, y_batch) = equation.params["dimension_numbers"]
     x, y = (graph.full(v, a.aval.shape) for v, a in zip((x, y), equation.invars, strict=True))
+    x_type, y_type = (atom.aval.dtype for atom in equation.invars)
+    of_output = equation.outvars[0].aval.dtype
+    if x_type != y_type:
+        x = _as_type(graph, x, x_type, of_output)
+        y = _as_type(graph, y, y_type, of_output)
+        x_type = of_output
     x_free, y_free = _others(x, x_inner, x_batch), _others(y, y_inner, y_batch)
     x = graph.transposed(x, [*x_batch, *x_free, *x_inner])
     y = graph.transposed(y, [*y_batch, *y_inner, *y_free])
@@ -198,7 +208,7 @@ def _dot_general(graph: Graph, equation: core.JaxprEqn, x: Value, y: Value) -> V
     rows = x_rows if not batch else (_product(x_rows),)
     x = graph.reshaped(x, (*lead, *rows, inner))
     product = graph.node("MatMul", x, y, shape=(*lead, *rows, columns))
-    return graph.reshaped(product, shape)
+    return graph.reshaped(_as_type(graph, product, x_type, of_output), shape)
 
 
 def _others(x: Value, *taken: Sequence[int]) -> list[int]:

@@ -13,8 +13,10 @@ from vit_jax.base.install import pip_install
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
-def load(path: pathlib.Path, precision: str = "float32") -> Callable[[np.ndarray], np.ndarray]:
-    """The program of a file: images to its first output.
+def load_outputs(
+    path: pathlib.Path, precision: str = "float32"
+) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """The program of a file: images to all its outputs.
 
     Raises:
       ConfigError: OpenVINO is not installed, or this CPU has no products in bfloat16.
@@ -25,8 +27,14 @@ def load(path: pathlib.Path, precision: str = "float32") -> Callable[[np.ndarray
     ):
         raise ConfigError("--precision=bfloat16: this CPU has no products in bfloat16: set float32")
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _HINTS[precision]}
-    request = core.compile_model(path, "CPU", hints).create_infer_request()
-    return lambda images: request.infer({0: images})[0].copy()
+    compiled = core.compile_model(path, "CPU", hints)
+    request = compiled.create_infer_request()
+
+    def answer(images: np.ndarray) -> list[np.ndarray]:
+        arrays = request.infer({0: images})
+        return [arrays[output].copy() for output in compiled.outputs]
+
+    return answer
 
 
 def _import_openvino() -> ModuleType:

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,29 +12,25 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import logs, outputs
+from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.outputs import file_to_write, writing
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
-from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
-from vit_jax.evaluation import maps
-from vit_jax.evaluation.forward import data_of, make_forward, make_network
+from vit_jax.evaluation.forward import data_of
 from vit_jax.export import onnx, stablehlo
-from vit_jax.export.precision import PRECISIONS
+from vit_jax.export.precision import FLOAT16, FLOAT16_TOLERANCE, PRECISIONS, check_float16
+from vit_jax.export.programs import BESIDE, INSIDE, RANKED, make_program
 from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
-from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.contract import ModelOutput
 from vit_jax.prediction.finite import check_weights
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
+from vit_jax.prediction.output_names import check_not_checkpoint
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
-INSIDE, BESIDE = "inside", "beside"
-MAPS = ("scores", "masks", "classes")  # outputs of a model that segments
-HOW_MAPS = "# enlarge scores bilinearly to the size of the image: the class with the highest is that of the pixel"
 _BATCH = 16  # images at a time, to compare
 
 
@@ -46,16 +42,17 @@ def export(
     batch_size: int = 0,
     normalization: str = INSIDE,
     precision: str = "float32",
+    outputs: Sequence[str] = (),
     images: Sequence[str] = (),
     settings: Sequence[tuple[str, str]] = (),
     model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes a file with the program and what there is to know to use it.
 
-    The program takes images (B, H, W, C), cut as the description says, and gives probabilities (B, classes)
-    float32, or features (B, D) of a model without head. Of a model that segments it gives `scores` (B, h, w, classes),
-    and if it finds single things the probabilities of its queries' masks, `masks` (B, h, w, queries), and of their
-    `classes` (B, queries, classes + 1).
+    The program takes images (B, H, W, C), cut as the description says, and gives one or several of: `probabilities`
+    (B, classes), `logits` (B, classes) and `features` (B, D), the input of the head, all float32. Of a model that
+    segments it gives `scores` (B, h, w, classes), and if it finds single things the probabilities of its queries'
+    masks, `masks` (B, h, w, queries), and of their `classes` (B, queries, classes + 1).
 
     Args:
       path: of a run, or of a checkpoint of any format.
@@ -63,7 +60,9 @@ def export(
       batch_size: how many images it takes at a time; 0: any number.
       normalization: 'inside': it takes uint8; 'beside': float32, from which the mean is subtracted and that is
         divided by the deviation, as the description says.
-      precision: one of `precision.PRECISIONS`, of the stored weights; they are computed with in float32.
+      precision: one of `precision.PRECISIONS`, of the stored weights. The program computes in float32; with 'float16',
+        which is for ONNX, in float16.
+      outputs: see `programs.chosen_outputs`.
       images: to compare the file's answers on with the model's, see `images.find_images`; a file whose folder has
         the name of a class is an example of that.
       settings: of the run's config, see `overrides.of_images`.
@@ -75,19 +74,22 @@ def export(
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
       CheckpointError: weights are not finite.
-      UserError: none of the images to compare on can be read; raised once the file is written.
+      UserError: none of the images to compare on can be read, or answers in float16 differ by more than rounding; it
+        is raised once the file is written.
     """
     check_target(out, to)
     files = find_images(images) if images else None
     run = load_for_images(path, settings, "export", model_options)
     return export_run(
-        run, out, to=to, batch_size=batch_size, normalization=normalization, precision=precision, files=files
+        run, out, to=to, batch_size=batch_size, normalization=normalization, precision=precision, outputs=outputs,
+        files=files,
     )  # fmt: skip
 
 
 def check_target(out: str, to: str) -> pathlib.Path:
     """The file to write. Raises `ConfigError` if it cannot be written in the format `to`."""
-    target, writer = outputs.file_to_write(out, "--out"), FORMATS[to]
+    target = file_to_write(out, "--out")
+    writer = FORMATS[to]
     if target.suffix != writer.SUFFIX:
         raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
     writer.check_installed()
@@ -102,12 +104,13 @@ def export_run(
     batch_size: int = 0,
     normalization: str = INSIDE,
     precision: str = "float32",
+    outputs: Sequence[str] = (),
     files: Iterable[Named] | None = None,
 ) -> dict[str, Any]:
     """`export` of a model that is loaded.
 
     Args:
-      files: images to compare the file's answers on with the model's.
+      files: images to compare all outputs of the file on with the model's.
     """
     for name, value, known in (
         ("normalization", normalization, (INSIDE, BESIDE)),
@@ -115,12 +118,23 @@ def export_run(
     ):
         if value not in known:
             raise ConfigError(f"{name}={value!r}: must be {' or '.join(known)}")
-    target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
+    if precision == FLOAT16 and to != "onnx":
+        raise ConfigError(
+            f"--weights=float16 is for --to=onnx: programs of --to={to} compute in float32; set --weights=bfloat16 to "
+            "store fewer bits"
+        )
+    target = check_target(out, to)
+    check_not_checkpoint(target, run.directory, "--out")
+    writer = FORMATS[to]
+    data = data_of(run)
     check_one_size(data, "export")
     check_weights(run)
+    if precision == FLOAT16:
+        check_float16(registry.split(run.model)[1], run.directory)
     if run.own is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")
-    program = _program(run, data, normalization)
+    dtype = FLOAT16 if precision == FLOAT16 else "float32"
+    program = make_program(run, data, normalization=normalization, outputs=outputs, dtype=dtype)
     answer, weights, inside = program.answer, program.weights, normalization == INSIDE
     shape = (*crops.shape(data),)
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
@@ -129,9 +143,11 @@ def export_run(
     outputs_of = {name: _sides(x.shape) for name, x in zip(program.outputs, leaves, strict=True)}
     description = _describe(run, data, like, inside, precision)
     description |= {"output": program.outputs[0], "outputs": outputs_of}
-    description |= {"how": " ".join(filter(None, (writer.HOW, program.writer_note)))}
+    description |= {
+        "how": " ".join(filter(None, (writer.how(program.outputs), program.writer_note)))
+    }
     tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
-    with outputs.writing(target) as partial, tracing:
+    with writing(target) as partial, tracing:
         description = writer.write(partial, answer, weights, like, description, precision)
         written = None if files is None else writer.load_outputs(partial)
     if files is None:
@@ -142,12 +158,27 @@ def export_run(
     def prepared(images: np.ndarray) -> np.ndarray:
         return images if inside else (images.astype(np.float32) / 255 - mean) / std
 
+    if precision == FLOAT16:  # compared with the model in float32
+        answer = make_program(run, data, normalization=normalization, outputs=outputs).answer
     ours = jax.jit(lambda images: jax.tree.leaves(answer(weights, images)))
     compared = _compare(
         [lambda x, answers=answers: list(map(np.asarray, answers(prepared(x)))) for answers in (ours, written)],
         read_ahead(files, lambda file: file.read(data), size), size, shape, run.classes, program.outputs,
     )  # fmt: skip
+    if precision == FLOAT16:
+        _check_float16_answers(compared, out)
     return description | {"compared": compared}
+
+
+def _check_float16_answers(compared: dict[str, Any], out: str) -> None:
+    """Raises `UserError` for answers of a file that are too far from the model's."""
+    difference = compared["largest_relative_difference"]
+    if not difference <= FLOAT16_TOLERANCE:  # which NaN is not either
+        raise UserError(
+            f"{out}: answers in float16 differ from the model's by {difference:.2g} of the largest number, of which "
+            f"rounding explains {FLOAT16_TOLERANCE:g}: some number is too large for float16; set --weights=bfloat16 or "
+            "float32"
+        )
 
 
 def text(description: dict[str, Any], out: str) -> str:
@@ -157,83 +188,6 @@ def text(description: dict[str, Any], out: str) -> str:
         lines += [f"{name.replace('_', ' '):<28} {value:g}" for name, value in compared.items()]
     lines += [description["readable"]] if "readable" in description else []
     return "\n".join([*lines, description["how"]])
-
-
-class Program(NamedTuple):
-    """What is written.
-
-    Attributes:
-      answer: weights and images to one array, or to several.
-      weights: its first argument.
-      outputs: the names of what it gives.
-      writer_note: what to do with that.
-    """
-
-    answer: Callable
-    weights: Any
-    outputs: tuple[str, ...]
-    writer_note: str = ""
-
-
-def _program(run: TrainedModel, data: Data, normalization: str) -> Program:
-    if run.own is not None:
-        return _map_program(run, _portable(run.model_config), data, normalization)
-    return class_program(run, data, normalization)
-
-
-def _portable(config: ClassifierConfig) -> ClassifierConfig:
-    """The model in what every reader has: float32, and no kernels that are written for one kind of chip."""
-    config = dataclasses.replace(config, dtype="float32")
-    if hasattr(config, "attention"):
-        config = dataclasses.replace(config, attention="xla")  # pyrefly: ignore
-    return config
-
-
-def _map_program(
-    run: TrainedModel, config: ClassifierConfig, data: Data, normalization: str
-) -> Program:
-    """Of a model that segments."""
-    networks = dataclasses.replace(run.own.networks, model_config=config)
-    inside = normalization == INSIDE
-    network = maps.make_answers(networks, data) if inside else maps.make_map_network(networks)
-
-    def answer(weights: tuple, images: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
-        answers = network(*weights, images)
-        return answers if len(answers) > 1 else answers[0]
-
-    names = MAPS if networks.objective.panoptic else MAPS[:1]
-    return Program(answer, (registry.split(run.model)[1], run.own.weights), names, HOW_MAPS)
-
-
-def class_program(run: TrainedModel, data: Data, normalization: str = INSIDE) -> Program:
-    """Of a model that does not segment; see `export_run`."""
-    program = logits_program(run, data, normalization)
-    if not run.model_config.num_classes:
-        return program
-    activation = objectives.activation(run.config.objective)
-
-    def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
-        return activation(program.answer(weights, images))
-
-    return program._replace(answer=answer, outputs=("probabilities",))
-
-
-def logits_program(run: TrainedModel, data: Data, normalization: str = INSIDE) -> Program:
-    """As `class_program`, with logits (B, classes) float32 in place of probabilities."""
-    config = _portable(run.model_config)
-    definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
-    plain = make_network(definition, config)
-
-    def beside(weights: registry.Weights, images: jax.Array) -> ModelOutput:
-        return plain(weights, augment.permuted(images, data))
-
-    network = make_forward(definition, config, data) if normalization == INSIDE else beside
-
-    def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
-        output: ModelOutput = network(weights, images)
-        return output.features.astype(np.float32) if output.logits is None else output.logits
-
-    return Program(answer, weights, ("logits" if config.num_classes else "features",))
 
 
 def _sides(shape: tuple) -> list:
@@ -261,6 +215,7 @@ def _describe(
             "resize_and_crop": data.eval_crop,
             "eval_resize": data.eval_resize,
             "interpolation": data.interpolation,
+            "max_value": data.max_value,
             "normalization": normalization,
         },
     }  # fmt: skip
@@ -274,7 +229,7 @@ def _compare(
     classes: Sequence[str],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Compares the answers of two programs: best classes by the first output, numbers by all outputs.
+    """Compares the answers of two programs: numbers by all outputs, and best classes by the first that has classes.
 
     Args:
       programs: images (size, H, W, C) uint8 to all outputs.
@@ -286,7 +241,9 @@ def _compare(
     count = unreadable = same = labelled = 0
     right = [0, 0]
     largest = dict.fromkeys(names, 0.0)
+    magnitudes = dict.fromkeys(names, 0.0)
     known = {name: number for number, name in enumerate(classes)}
+    ranked = [number for number, name in enumerate(names) if name in RANKED][:1]
     for images in batches:
         bad = [image for _, image in images if isinstance(image, BadImage)]
         for error in bad:
@@ -299,10 +256,17 @@ def _compare(
         batch[: len(good)] = [image for _, image in good]
         answers = [[rows[: len(good)] for rows in program(batch)] for program in programs]
         for name, ours, theirs in zip(names, *answers, strict=True):
-            largest[name] = max(largest[name], float(np.abs(ours - theirs).max()))
-        best = [outputs_of_program[0].argmax(-1) for outputs_of_program in answers]
+            difference = np.abs(ours - theirs).max()
+            largest[name] = float(
+                np.maximum(largest[name], difference)
+            )  # NaN stays, unlike by `max`
+            magnitudes[name] = max(magnitudes[name], float(np.abs(ours).max()))
+        count += len(good)
+        if not ranked:
+            continue
+        best = [outputs_of_program[ranked[0]].argmax(-1) for outputs_of_program in answers]
         alike = (best[0] == best[1]).reshape(len(good), -1)  # of maps the share of pixels
-        count, same = count + len(good), same + float(alike.mean(1).sum())
+        same += float(alike.mean(1).sum())
         for row, (file, _) in enumerate(good):
             label = known.get(pathlib.Path(file.name).parent.name)
             if label is not None and alike.shape[1] == 1:
@@ -310,8 +274,12 @@ def _compare(
                 right = [r + int(b[row] == label) for r, b in zip(right, best, strict=True)]
     if not count:
         raise UserError("none of the images can be read, see above")
-    comparison = {"images": count, "unreadable": unreadable, "same_best_class": same / count}
-    comparison["largest_difference"] = max(largest.values())
+    comparison = {"images": count, "unreadable": unreadable}
+    if ranked:
+        comparison["same_best_class"] = same / count
+    comparison["largest_difference"] = float(np.max([*largest.values()]))
+    shares = [largest[name] / (magnitudes[name] or 1) for name in names]
+    comparison["largest_relative_difference"] = float(np.max(shares))
     if len(names) > 1:
         comparison |= {f"largest_difference_of_{name}": value for name, value in largest.items()}
     if labelled:

@@ -6,7 +6,7 @@ import datetime
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,18 +14,23 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.export.precision import is_large, rounded_to_int8
 from vit_jax.models.registry import Weights
 
 SUFFIX = ".zip"
 PROGRAM, DESCRIPTION = "model.jax", "model.json"
-HOW = (
-    "import zipfile; from jax import export; "
-    f"model = export.deserialize(bytearray(zipfile.ZipFile(FILE).read('{PROGRAM}'))); "
-    "answers = model.call(images)"
-)
+
+
+def how(names: Sequence[str]) -> str:
+    """The line of Python that calls a file with outputs of these names."""
+    answers = ", ".join(names) if len(names) > 1 else "answers"
+    return (
+        "import zipfile; from jax import export; "
+        f"model = export.deserialize(bytearray(zipfile.ZipFile(FILE).read('{PROGRAM}'))); "
+        f"{answers} = model.call(images)"
+    )
 
 
 def check_installed() -> None:
@@ -74,6 +79,15 @@ def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
             f"3 weeks before it. For later ones export the model again, or keep jaxlib {version}."
         ),
     }
+
+
+def load_description(path: pathlib.Path) -> dict[str, Any]:
+    """The description that `write` has returned. Raises `CheckpointError` for a damaged file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read(DESCRIPTION))
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def load_outputs(path: pathlib.Path) -> Callable[[np.ndarray], list[np.ndarray]]:

@@ -26,6 +26,7 @@ class InspectOptions:
       patch: the place of the patch whose attention is drawn, as shares of height and width.
       thresholds: of early exits; (): 0.8 each.
       flow: whether attention flow is computed.
+      map_classes: the classes whose maps are drawn; (): the predicted one of each image.
     """
 
     batch_size: int = 16
@@ -33,6 +34,7 @@ class InspectOptions:
     patch: tuple[float, float] = (0.5, 0.5)
     thresholds: tuple[float, ...] = ()
     flow: bool = False
+    map_classes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -52,6 +54,8 @@ class InspectionContext:
       options: what the user asked for.
       classes: label names in the order of the logits.
       predicted: the best class of each image that is shown; empty without a head.
+      class_maps: images (B, H, W, C) uint8 and numbers of classes (B,) to maps (B, h, w), see `class_maps`; `None` of a
+        model that has none.
     """
 
     config: classifier.ClassifierConfig
@@ -65,6 +69,7 @@ class InspectionContext:
     options: InspectOptions
     classes: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
+    class_maps: Callable | None = None
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -15,10 +15,12 @@ from etils import epath
 
 from vit_jax.base import outputs, places, sizes
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.schema import nearest
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_exit, make_forward
 from vit_jax.inspection import (
+    class_maps,
     collapse,
     distance,
     exits,
@@ -36,6 +38,7 @@ from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
+from vit_jax.prediction.output_names import check_report_folder
 from vit_jax.prediction.overrides import load_for_images
 
 _THRESHOLD = 0.8  # at each exit but the last, unless options say it
@@ -43,6 +46,7 @@ _THRESHOLD = 0.8  # at each exit but the last, unless options say it
 QUANTITIES: list[Callable[[InspectionContext], Section]] = [
     distance.inspect,
     maps.inspect_overlays,
+    class_maps.inspect,
     maps.inspect_heads,
     maps.inspect_means,
     collapse.inspect,
@@ -91,6 +95,8 @@ def inspect(
     options = options or InspectOptions()
     named, out = list(find_images(images)), places.locate(out, "--out")
     remote.check_name(checkpoint)
+    outputs.check_no_file(out, "--out")
+    check_report_folder(named, out, "--out")
     out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect", model_options)
     data = data_of(run)
@@ -100,6 +106,11 @@ def inspect(
         raise ConfigError(
             f"--threshold has {len(options.thresholds)} numbers, but the model has "
             f"{len(config.exit_flops) or 1} exits: give one for each but the last"
+        )
+    unknown = [name for name in options.map_classes if name not in run.classes]
+    if unknown:
+        raise ConfigError(
+            f"--map_classes: the model has no class {unknown[0]!r}{nearest(unknown[0], run.classes)}"
         )
     images_read = _Images(named, data, options)
     weights = jax.device_get(registry.split(run.model)[1])
@@ -207,6 +218,7 @@ def _subject(
         options=options,
         classes=classes,
         predicted=tuple(classes[number] for number in predicted),
+        class_maps=class_maps.make_class_maps(config, weights, data),
     )
 
 

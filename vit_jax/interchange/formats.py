@@ -324,6 +324,11 @@ def _looks_like(file: checkpoint_file.CheckpointFile) -> str:
     if file.container == "folder":
         held = sorted(entry.name for entry in file.path.iterdir())[:5]
         return f"a folder with {', '.join(held)}" if held else "an empty folder"
+    if file.path.suffix == ".onnx":
+        return (
+            "it is ONNX. If 'vit_jax export' wrote it, 'vit_jax predict' takes it; other commands take the checkpoint "
+            "that it was made of"
+        )
     for magic, description in _MAGIC.items():
         if file.head.startswith(magic):
             return f"it is {description}"

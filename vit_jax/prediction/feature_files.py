@@ -35,6 +35,7 @@ from vit_jax.prediction.features import (
 )
 from vit_jax.prediction.images import Compiled, Named
 from vit_jax.prediction.json_lines import checksum_of, content_mark
+from vit_jax.prediction.output_names import check_not_checkpoint
 
 _EVERY = 10.0  # seconds between two lines on how far it is
 _BLOCK = 1 << 20  # bytes copied at a time
@@ -85,12 +86,13 @@ def write_features(
       also the shapes of their `arrays` in the file.
 
     Raises:
-      ConfigError: there are no such features, or the unfinished ones are of another model, other settings or other
-        images; raised before any image is read.
+      ConfigError: the target is the checkpoint, there are no such features, or the unfinished ones are of another
+        model, other settings or other images; raised before any image is read.
       UserError: no image can be read.
       Locked: another process writes this file.
       Interrupted: SIGINT or SIGTERM came.
     """
+    check_not_checkpoint(target, run.directory, "--out")
     wanted = wanted or Wanted()
     run = at_size(run, wanted)
     compiled = compile_features(run, wanted)

@@ -141,6 +141,29 @@ def never_writing_over(files: Iterable[Named], output: epath.Path, flag: str) ->
         yield file
 
 
+def check_report_folder(files: Sequence[Named], folder: epath.Path, flag: str) -> None:
+    """Checks a folder for files whose names do not follow the images'.
+
+    Raises:
+      ConfigError: see `check_folder`; or an image lies in it, which a file could replace.
+    """
+    check_folder(files, folder, flag=flag)
+    real = functools.cache(_real)
+    place = real(str(folder))
+    for file in files:
+        if file.content is None and os.path.dirname(_real_file(file.name, real)) == place:
+            raise ConfigError(
+                f"{flag}={folder}: {file.name}, which is asked about, lies in it, and a file of the report could "
+                "replace it: name another folder"
+            )
+
+
+def check_not_checkpoint(output: epath.PathLike, checkpoint: epath.PathLike, flag: str) -> None:
+    """Raises `ConfigError` if an output would be written over the checkpoint that it is made of."""
+    if _real_file(str(output), _real) == _real_file(str(checkpoint), _real):
+        raise ConfigError(f"{flag}={output} is the checkpoint itself: name another file")
+
+
 def check_not_there(path: str, named: str, is_there: Callable[[str], bool]) -> None:
     """Raises `ConfigError` for a file that is there, where one is to be written for the first time."""
     if is_there(path):

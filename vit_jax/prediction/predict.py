@@ -44,6 +44,10 @@ _STOPPED = (
 )
 
 
+# Batches, and which of their rows are images, to the probabilities and numbers of the best classes, (rows, topk) each.
+Rank = Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Prediction:
     """The most probable classes of an image, best first.
@@ -92,44 +96,82 @@ def predict(
     """
     check_head(run)
     best = best or make_best(run)
-    read, held = read_ahead(files, best.read, batch_size), collections.deque()
+    cuts = decisions.stated_thresholds(run.config, len(run.classes))
+    ranked = min(topk, len(run.classes)) if cuts is None else len(run.classes)
+    weights = registry.split(run.model)[1]
+
+    def make_ranking(rows: int) -> Rank:
+        if thresholds:
+            return _make_early_classifier(run, best.data, ranked, rows, thresholds)
+        return functools.partial(
+            map, lambda batch: jax.device_get(best.function(weights, batch[0], ranked))
+        )
+
+    def check(file: str, probabilities: np.ndarray) -> None:
+        finite.check_answers(run, [file], probabilities[None])
+
+    yield from rank_files(
+        files,
+        best,
+        make_ranking,
+        run.classes,
+        batch_size=batch_size,
+        check=check,
+        topk=topk,
+        cuts=cuts,
+    )
+
+
+def rank_files(
+    files: Iterable[Named],
+    compiled: Compiled,
+    make_ranking: Callable[[int], Rank],
+    classes: Sequence[str],
+    *,
+    batch_size: int,
+    check: Callable[[str, np.ndarray], None],
+    topk: int,
+    cuts: np.ndarray | None,
+) -> Iterator[Prediction | BadImage]:
+    """The best classes of images, batch by batch, whatever computes them.
+
+    Args:
+      compiled: how images are read and made a batch; its function is not called.
+      make_ranking: from the number of rows of all batches to a function that ranks their classes.
+      classes: label names.
+      check: raises for probabilities of an image that are no answer.
+      topk: see `predict`.
+      cuts: the thresholds of the classes, (classes,), of which all are ranked then; `None`: there are none.
+    """
+    read = read_ahead(files, compiled.read, batch_size)
+    held = collections.deque()
     first = list(itertools.islice(read, 1))
     rows = len(first[0]) if first else 0
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for images in itertools.chain(first, read):
             held.append(images)
-            yield best.batch(images, rows)
+            yield compiled.batch(images, rows)
 
-    cuts = decisions.class_thresholds(run.config, len(run.classes))
-    decides = bool(run.config.eval.thresholds)
-    ranked = len(run.classes) if decides else min(topk, len(run.classes))
-    if thresholds:
-        classify = _make_early_classifier(run, best.data, ranked, rows, thresholds)
-    else:
-        weights = registry.split(run.model)[1]
-        classify = functools.partial(
-            map, lambda batch: jax.device_get(best.function(weights, batch[0], ranked))
-        )
-    for answers in classify(batches()):
+    for answers in make_ranking(rows)(batches()):
         answered = zip(*answers, strict=True)
         for file, image in held.popleft():
             if isinstance(image, BadImage):
                 yield image
-            else:
-                probabilities, classes = next(answered)
-                finite.check_answers(run, [file.name], probabilities[None])
-                decided = np.empty(0, bool)
-                if decides:
-                    places, decided = decisions.listed(probabilities, cuts[classes], topk)
-                    classes, probabilities = classes[places], probabilities[places]
-                yield Prediction(
-                    file.name,
-                    tuple(run.classes[c] for c in classes),
-                    tuple(map(float, probabilities)),
-                    image,
-                    tuple(decided.tolist()),
-                )
+                continue
+            probabilities, numbers = next(answered)
+            check(file.name, probabilities)
+            decided = np.empty(0, bool)
+            if cuts is not None:
+                listed, decided = decisions.listed(probabilities, cuts[numbers], topk)
+                numbers, probabilities = numbers[listed], probabilities[listed]
+            yield Prediction(
+                file.name,
+                tuple(classes[number] for number in numbers),
+                tuple(map(float, probabilities)),
+                image,
+                tuple(decided.tolist()),
+            )
 
 
 def check_head(run: TrainedModel) -> None:
@@ -229,13 +271,21 @@ def predict_files(
       Interrupted: SIGINT or SIGTERM came.
     """
     check_head(run)
-    tiles, good, bad = [], 0, 0
+    results = predict(
+        run, files, topk=topk, batch_size=batch_size, thresholds=thresholds, best=best
+    )
+    print_results(results, form, picture)
+
+
+def print_results(
+    results: Iterable[Prediction | BadImage], form: str, picture: epath.Path | None = None
+) -> None:
+    """`predict_files` of predictions as they come."""
+    tiles = []
+    good = bad = 0
 
     def predictions() -> Iterator[Prediction]:
         nonlocal good, bad
-        results = predict(
-            run, files, topk=topk, batch_size=batch_size, thresholds=thresholds, best=best
-        )
         for result in results:
             if isinstance(result, BadImage):
                 bad += 1

@@ -11,11 +11,13 @@ class Limits:
       megabytes: of an image's file, 10⁶ bytes each.
       seconds: until a body has arrived; and from then on, until it is answered.
       queue: images that have arrived and are not answered.
+      images: of one request.
     """
 
     megabytes: float = 10.0
     seconds: float = 30.0
     queue: int = 256
+    images: int = 64
 
     @property
     def bytes(self) -> int:

@@ -46,7 +46,7 @@ class MapNetwork:
         answers = self._segmenter.answers
         self._programs = compile_for_sizes(answers, self._weights, self.sizes, self.data)
 
-    def classify(self, windows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+    def answer(self, windows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
         """What the model answers to windows (H, W, C) uint8, as many as one of `sizes`."""
         answers = self._programs[len(windows)](*self._weights, np.stack(windows))
         return list(zip(*jax.device_get(answers), strict=True))

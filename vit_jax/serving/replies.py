@@ -1,5 +1,5 @@
-"""What a request for an image wants of a model, and the reply: classes of the image (`ClassReplies`), or of its pixels
-(`MapReplies`). How they travel is in `server.py`.
+"""What a request for an image wants of a model, and the reply: classes of the image and its features (`ClassReplies`),
+or classes of its pixels (`MapReplies`). How they travel is in `server.py`.
 """
 
 import asyncio
@@ -40,12 +40,15 @@ class Replies(Protocol):
     def predict(self, query: Mapping[str, str]) -> Wanted:
         """What /predict replies, by the parameters of the request. Raises `Refusal` for wrong ones."""
 
+    def features(self, query: Mapping[str, str]) -> Wanted:
+        """What /features replies."""
+
     def mask(self, query: Mapping[str, str]) -> Wanted:
         """What /mask replies."""
 
 
 class ClassReplies:
-    """Of a classifier."""
+    """Of a classifier, or a model without head."""
 
     whole = 0
 
@@ -53,13 +56,16 @@ class ClassReplies:
         self._network, self._batcher = network, batcher
 
     def about(self) -> dict[str, Any]:
-        """What /model has of it: whether attention can be shown; there are no maps."""
-        return {"attention": self._network.has_attention, "maps": False}
+        """What /model has of it: whether attention can be shown, and the width of the features; there are no maps."""
+        network = self._network
+        return {"attention": network.has_attention, "maps": False, "features": network.width}
 
     def predict(self, query: Mapping[str, str]) -> Wanted:
         """The best classes; `topk` of them, and all that are decided for if the model has thresholds. With
         `attention=1` also a picture of where the model looks.
         """
+        if not self._network.classes:
+            raise Refusal(404, "this model has no head, and so no classes: POST to /features")
         _check_names(query, "topk", "attention")
         topk, attention = query.get("topk", "5"), _switch(query, "attention")
         if not topk.isdecimal() or len(topk) > _MOST_DIGITS or int(topk) < 1:
@@ -70,11 +76,11 @@ class ClassReplies:
             raise Refusal(400, "this model has no attention among all patches: set attention=0")
 
         async def reply(image: np.ndarray) -> Reply:
-            probabilities = await self._batcher.answer(image)
+            probabilities = (await self._batcher.answer(image)).probabilities
             answer: dict[str, Any] = {"predictions": self._classes(probabilities, int(topk))}
             if attention:
                 look = await self._batcher.alone(self._network.look, image)
-                answer["attention"] = _url(Image.fromarray(look))
+                answer["attention"] = data_url(png(Image.fromarray(look)))
             return answer
 
         return reply
@@ -92,6 +98,15 @@ class ClassReplies:
             {"class": names[c], "probability": float(probabilities[c]), "decided": is_decided}
             for c, is_decided in zip(order[places], decided.tolist(), strict=True)
         ]
+
+    def features(self, query: Mapping[str, str]) -> Wanted:
+        """The input of the head, (D,)."""
+        _check_names(query)
+
+        async def reply(image: np.ndarray) -> Reply:
+            return {"features": (await self._batcher.answer(image)).features.tolist()}
+
+        return reply
 
     def mask(self, query: Mapping[str, str]) -> Wanted:
         """Refused."""
@@ -126,9 +141,16 @@ class MapReplies:
                      "share": info["area"] / segmented.labels.size}
                     for info in segments.colored(segmented.segments)[1]
                 ]  # fmt: skip
-            return reply | ({"overlay": _url(segmented.layer())} if overlay else {})
+            return reply | ({"overlay": data_url(png(segmented.layer()))} if overlay else {})
 
         return self._reply(describe)
+
+    def features(self, query: Mapping[str, str]) -> Wanted:
+        """Refused."""
+        raise Refusal(
+            404,
+            "this model segments, and has no features of whole images: POST to /predict or /mask",
+        )
 
     def mask(self, query: Mapping[str, str]) -> Wanted:
         """The mask as PNG; with `panoptic=1` its segments in COCO's colours."""
@@ -167,7 +189,8 @@ def replies_of(network: Network | MapNetwork, batcher: Batcher) -> Replies:
 def _check_names(query: Mapping[str, str], *known: str) -> None:
     for name in query:
         if name not in known:
-            raise Refusal(400, f"there is no parameter {name!r}, only {' and '.join(known)}")
+            others = f", only {' and '.join(known)}" if known else ""
+            raise Refusal(400, f"there is no parameter {name!r}{others}")
 
 
 def _switch(query: Mapping[str, str], name: str) -> bool:
@@ -177,5 +200,6 @@ def _switch(query: Mapping[str, str], name: str) -> bool:
     return value == "1"
 
 
-def _url(picture: Image.Image) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
+def data_url(picture: bytes) -> str:
+    """A `data:` address that contains a PNG, for JSON."""
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"

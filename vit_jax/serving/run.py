@@ -51,7 +51,7 @@ def serve(
       model_options: see `loading.load_run`.
 
     Raises:
-      ConfigError: the model has no classes, it is not known how images are normalised, or nothing can listen
+      ConfigError: it is not known how images are normalised, the engine cannot have the model, or nothing can listen
         there.
     """
     try:
@@ -59,10 +59,6 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"serve needs {error.name}: {pip_install('serve')}") from error
     run = load_for_images(path, settings, "serve", model_options)
-    if not run.model_config.num_classes and run.own is None:
-        raise ConfigError(
-            f"{path}: the model has no head, and so no classes to serve: fine-tune it"
-        )
     if run.own is None:
         network = Network(run, batch_size, engine, precision)
     elif engine not in (AUTO, XLA):

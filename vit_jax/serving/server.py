@@ -2,12 +2,14 @@
 
     GET  /         a page where one drops an image
     POST /predict  the bytes of an image: what is in it, see `replies.py`
+    POST /features the same, of a model that does not segment: the input of its head
     POST /mask     the same to a model that segments: the mask as PNG
     GET  /model    what the model is
     GET  /healthz  200 while it takes requests, 503 once it stops: for a readiness probe
     GET  /metrics  for Prometheus
 
-A request that cannot be served gets a status and {"error": SENTENCE}.
+A body of multipart/form-data has several images, see `forms.py`: `images` of the reply is a list of their replies, or
+errors. A request that cannot be served gets a status and {"error": SENTENCE}.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
 from vit_jax.prediction.finite import all_finite
-from vit_jax.serving import browsers
+from vit_jax.serving import browsers, forms
 from vit_jax.serving.batching import Batcher
 from vit_jax.serving.bodies import Bodies, Body, client_of
 from vit_jax.serving.connections import Runner
@@ -36,7 +38,7 @@ from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
 from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
-from vit_jax.serving.replies import Reply, Wanted, replies_of
+from vit_jax.serving.replies import Reply, Wanted, data_url, replies_of
 from vit_jax.serving.waiting import Waiting
 
 _PAGE = pathlib.Path(__file__).with_name("page.html").read_text()
@@ -112,6 +114,7 @@ class Server:
         app = web.Application(middlewares=[self._answer])
         app.add_routes([
             web.get("/", self._page), web.post("/predict", self._predict), web.post("/mask", self._mask),
+            web.post("/features", self._features),
             web.get("/model", self._model), web.get("/healthz", self._health), web.get("/metrics", self._metrics),
         ])  # fmt: skip
         seconds = self._limits.seconds
@@ -178,7 +181,7 @@ class Server:
         known = request.match_info.route.resource
         path = known.canonical if known else "other"
         self.metrics.requests.labels(path, response.status).inc()
-        if path in ("/predict", "/mask"):
+        if path in ("/predict", "/features", "/mask"):
             self.metrics.seconds.observe(time.monotonic() - began)
         for name, value in browsers.HEADERS.items():
             response.headers.setdefault(name, value)
@@ -198,48 +201,83 @@ class Server:
     async def _predict(self, request: web.Request) -> web.Response:
         return await self._reply(request, self._replies.predict(request.query))
 
+    async def _features(self, request: web.Request) -> web.Response:
+        return await self._reply(request, self._replies.features(request.query))
+
     async def _mask(self, request: web.Request) -> web.Response:
         return await self._reply(request, self._replies.mask(request.query))
 
     async def _reply(self, request: web.Request, wanted: Wanted) -> web.Response:
         client = client_of(request.remote)
         self._waiting.check(client)
-        self._check_head(request)
+        if request.content_type == forms.TYPE:
+            return await self._reply_to_form(request, client, wanted)
+        limits = self._limits
         with self.bodies.of(client) as arriving:
-            body = await self._receive(request, arriving)
-            async with self._waiting.place(client), self._places:
-                reply = await self._of_image(body, wanted)
+            body = await self._receive(request, arriving, limits.bytes, _too_large(limits))
+            reply = await self._of_image(client, body, wanted)
         if isinstance(reply, bytes):
             return web.Response(body=reply, content_type="image/png")
         return web.json_response(reply)
 
-    def _check_head(self, request: web.Request) -> None:
-        """Refuses a request before its body has arrived."""
-        if request.content_type.startswith("multipart/"):
-            raise Refusal(415, f"the image must be the body itself, not part of a form: {_USAGE}")
+    async def _reply_to_form(
+        self, request: web.Request, client: str, wanted: Wanted
+    ) -> web.Response:
+        """The reply to several images of one request."""
+        limits = self._limits
+        boundary = forms.boundary_of(request.headers[hdrs.CONTENT_TYPE])
+        most = forms.most_bytes(limits)
+        too_large = f"the form has more than {limits.images} images of {limits.megabytes:g} MB"
+        with self.bodies.of(client) as arriving:
+            body = await self._receive(request, arriving, most, too_large)
+            parts = forms.parts_of(body, boundary, limits.images)
+            del body  # The parts are copies.
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._of_part(client, part, wanted)) for part in parts]
+        return web.json_response({"images": [task.result() for task in tasks]})
+
+    async def _of_part(self, client: str, part: forms.Part, wanted: Wanted) -> dict[str, Any]:
+        """The reply to one of several images, or the error of it."""
+        try:
+            if not part.content:
+                raise Refusal(400, "the image is empty")
+            if len(part.content) > self._limits.bytes:
+                raise Refusal(413, _too_large(self._limits))
+            reply = await self._of_image(client, part.content, wanted)
+        except Refusal as refusal:
+            return {"name": part.name, "error": str(refusal), "status": refusal.status}
+        if isinstance(reply, bytes):
+            return {"name": part.name, "mask": data_url(reply)}
+        return {"name": part.name} | reply
+
+    async def _receive(
+        self, request: web.Request, arriving: Body, most: int, too_large: str
+    ) -> bytes:
+        """The body of a request, which is refused as `too_large` if it has more than `most` bytes."""
+        if request.content_type.startswith("multipart/") and request.content_type != forms.TYPE:
+            raise Refusal(415, f"several images are sent as {forms.TYPE}; {_USAGE}")
         if hdrs.CONTENT_ENCODING in request.headers:  # a small body may stand for a large one
             raise Refusal(415, f"images are sent without Content-Encoding: {_USAGE}")
-        if (request.content_length or 0) > self._limits.bytes:
-            raise self._too_large()
-
-    async def _receive(self, request: web.Request, arriving: Body) -> bytes:
-        """The body of a request."""
+        if (request.content_length or 0) > most:
+            raise Refusal(413, too_large)
         seconds = self._limits.seconds
         try:
             async with asyncio.timeout(seconds):
-                body = await arriving.receive(request.content.iter_any(), self._limits.bytes)
+                body = await arriving.receive(request.content.iter_any(), most)
         except TimeoutError:
-            raise Refusal(408, f"the image did not arrive within {seconds:g} seconds") from None
+            raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
         if body is None:
-            raise self._too_large()
+            raise Refusal(413, too_large)
         if not body:
             raise Refusal(400, f"the request has no body; {_USAGE}")
         return body
 
-    def _too_large(self) -> Refusal:
-        return Refusal(413, f"the image has more than {self._limits.megabytes:g} MB")
+    async def _of_image(self, client: str, body: bytes, wanted: Wanted) -> Reply:
+        """The reply to an image, which first waits for its turn."""
+        async with self._waiting.place(client), self._places:
+            return await self._decoded(body, wanted)
 
-    async def _of_image(self, body: bytes, wanted: Wanted) -> Reply:
+    async def _decoded(self, body: bytes, wanted: Wanted) -> Reply:
         try:
             self._batcher.coming += 1
             try:
@@ -254,7 +292,7 @@ class Server:
 
     def _compute(self, images: list[np.ndarray]) -> Sequence[Any]:
         self.metrics.batches.observe(len(images))
-        answers = self._network.classify(images)
+        answers = self._network.answer(images)
         return [answer if all_finite(answer) else Refusal(500, _NOT_FINITE) for answer in answers]
 
     async def _page(self, _) -> web.Response:
@@ -278,6 +316,10 @@ class Server:
         text = prometheus_client.generate_latest(self.metrics.registry)
         kind = prometheus_client.CONTENT_TYPE_LATEST
         return web.Response(body=text, headers={"Content-Type": kind})
+
+
+def _too_large(limits: Limits) -> str:
+    return f"the image has more than {limits.megabytes:g} MB"
 
 
 def _sentence(status: int, text: str) -> web.Response:

@@ -52,9 +52,7 @@ class TrainState:
         return self.replace(seed=None, frozen_teachers=(), base=None)
 
     def with_constants_of(self, other: "TrainState") -> "TrainState":
-        return self.replace(
-            seed=other.seed, frozen_teachers=other.frozen_teachers, base=other.base
-        )
+        return self.replace(seed=other.seed, frozen_teachers=other.frozen_teachers, base=other.base)
 
     def kept(self) -> list[str]:
         """The weights that are kept: of 'params', 'ema' and 'teacher'."""
