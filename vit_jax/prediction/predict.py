@@ -122,7 +122,8 @@ def predict(
                 decided = np.empty(0, bool)
                 if decides:
                     places, decided = decisions.listed(probabilities, cuts[classes], topk)
-                    classes, probabilities = classes[places], probabilities[places]
+                    classes = classes[places]
+                    probabilities = probabilities[places]
                 yield Prediction(
                     file.name,
                     tuple(run.classes[c] for c in classes),
