@@ -9,6 +9,7 @@ from tests import lazily
 from tests.repeats import slow_unless
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
+from vit_jax.data.labels.thresholds import read_thresholds, write_thresholds
 from vit_jax.evaluation import decisions, measures
 
 torch = lazily.Package("torch")
@@ -159,10 +160,10 @@ def test_thresholds_of_the_config_are_one_for_each_class():
 
 def test_a_table_of_thresholds_is_read_in_the_order_of_the_classes(tmp_path):
     path, classes = epath.Path(tmp_path / "thresholds.csv"), ("cat", "=dog", "emu")
-    decisions.write_thresholds(path, classes, np.array([0.1, 1 / 3, 1.0]))
-    assert decisions.read_thresholds(path, classes[::-1]) == (1.0, 1 / 3, 0.1)
+    write_thresholds(path, classes, np.array([0.1, 1 / 3, 1.0]))
+    assert read_thresholds(path, classes[::-1]) == (1.0, 1 / 3, 0.1)
     path.write_text("\ufeffclass,threshold\nemu,0.5\ncat,0\n")
-    assert decisions.read_thresholds(path, ("cat", "emu")) == (0.0, 0.5)
+    assert read_thresholds(path, ("cat", "emu")) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -181,4 +182,4 @@ def test_a_table_of_other_thresholds_is_refused(content, message, tmp_path):
     path = epath.Path(tmp_path / "thresholds.csv")
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        decisions.read_thresholds(path, ("cat", "dog"))
+        read_thresholds(path, ("cat", "dog"))

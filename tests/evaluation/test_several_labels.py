@@ -15,9 +15,9 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
 from vit_jax.data import sources
+from vit_jax.data.labels.thresholds import read_thresholds
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
-from vit_jax.evaluation import decisions
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.models import registry
 from vit_jax.pictures.page import Page
@@ -168,7 +168,7 @@ def test_classification_measures_each_class_and_writes_its_tables(monkeypatch, t
 def test_thresholds_are_chosen_for_each_class(monkeypatch, tmp_path):
     options = {"out": str(tmp_path), "thresholds": "f1"}
     found = judge(monkeypatch, ("classification", options))
-    thresholds = decisions.read_thresholds(epath.Path(tmp_path / "thresholds.csv"), CLASSES)
+    thresholds = read_thresholds(epath.Path(tmp_path / "thresholds.csv"), CLASSES)
     kept = judge(monkeypatch, "classification", **{"eval.thresholds": thresholds})
     assert kept == found
     plain = judge(monkeypatch, "classification")

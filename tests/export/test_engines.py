@@ -1,6 +1,7 @@
 """Classes computed by onnxruntime and OpenVINO, from an export that is kept, against XLA's."""
 
 import json
+import signal
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 from tests.models.conftest import parameters
 from tests.serving.conftest import make_run
+from vit_jax.base import signal_stack
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import choices
 from vit_jax.export import engines, onnx
@@ -49,6 +51,21 @@ def test_an_export_is_made_once_and_has_the_classes_of_the_model(run, home, monk
     again = engines.make_classifier(run, engine)
     np.testing.assert_array_equal(again.logits(IMAGES), first.logits(IMAGES))
     assert sorted(home.iterdir()) == files
+
+
+def test_signals_are_handled_after_openvino_has_computed(run, home):
+    """It exchanges the memory that their handlers run on, and frees its own with the program."""
+    before = signal_stack.of_thread()
+    classifier = engines.make_classifier(run, "openvino")
+    assert signal_stack.of_thread() == before
+    classifier.logits(IMAGES)
+    assert signal_stack.of_thread() == before
+    del classifier
+    handled = []
+    earlier = signal.signal(signal.SIGTERM, lambda *_: handled.append("SIGTERM"))
+    signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, earlier)
+    assert handled == ["SIGTERM"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from vit_jax import objectives
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.data.labels.thresholds import write_thresholds
 from vit_jax.evaluation import decisions, measures, mistakes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.logits import (
@@ -183,7 +184,7 @@ class Classification(LogitsEvaluator):
             columns["threshold"] = self._thresholds
             _write_decisions(folder, classes, columns, probabilities, targets)
             if self.options.thresholds:
-                decisions.write_thresholds(folder / THRESHOLDS, classes, self._thresholds)
+                write_thresholds(folder / THRESHOLDS, classes, self._thresholds)
         elif self.source.multi_label:
             _table_of_columns(
                 folder / CLASSES, "class", classes, decisions.by_class(logits, targets)

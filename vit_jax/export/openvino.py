@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 
+from vit_jax.base import signal_stack
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.install import pip_install
 
@@ -27,11 +28,13 @@ def load_outputs(
     ):
         raise ConfigError("--precision=bfloat16: this CPU has no products in bfloat16: set float32")
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _HINTS[precision]}
-    compiled = core.compile_model(path, "CPU", hints)
-    request = compiled.create_infer_request()
+    with signal_stack.restored():
+        compiled = core.compile_model(path, "CPU", hints)
+        request = compiled.create_infer_request()
 
     def answer(images: np.ndarray) -> list[np.ndarray]:
-        arrays = request.infer({0: images})
+        with signal_stack.restored():
+            arrays = request.infer({0: images})
         return [arrays[output].copy() for output in compiled.outputs]
 
     return answer

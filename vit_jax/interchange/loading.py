@@ -390,7 +390,7 @@ def convert(
         nothing: `mean`, `std`, `eval_crop`, `eval_resize`, `interpolation`.
       classes: their names in the order of the logits, where the source does not say them.
       thresholds: a table of class and threshold, to keep with the model as `config.eval.thresholds`; see
-        `decisions.read_thresholds`.
+        `data.labels.thresholds`.
       allow_nonfinite: whether tensors may have NaNs and infinities.
 
     Returns:
@@ -428,7 +428,7 @@ def _with_thresholds(
     checkpoint: formats.LoadedCheckpoint, path: epath.PathLike
 ) -> formats.LoadedCheckpoint:
     """The checkpoint with the thresholds of a table, see `convert`."""
-    from vit_jax.evaluation import decisions  # for a few checkpoints alone
+    from vit_jax.data.labels.thresholds import read_thresholds  # for a few checkpoints alone
 
     if formats.probabilities_of(checkpoint) == "softmax":
         raise ConfigError(
@@ -437,7 +437,7 @@ def _with_thresholds(
     count = checkpoint.model_config.num_classes
     classes = checkpoint.classes or imagenet.names_if_unnamed(count)
     table = places.locate(path, "--thresholds")
-    thresholds = decisions.read_thresholds(table, classes)
+    thresholds = read_thresholds(table, classes)
     settings = checkpoint.settings | {"eval.thresholds": list(thresholds)}
     return dataclasses.replace(checkpoint, settings=settings)
 

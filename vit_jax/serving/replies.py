@@ -87,7 +87,8 @@ class ClassReplies:
 
     def _classes(self, probabilities: np.ndarray, topk: int) -> list[dict[str, Any]]:
         """The classes that are listed, best first."""
-        names, thresholds = self._network.classes, self._network.thresholds
+        names = self._network.classes
+        thresholds = self._network.thresholds
         order = np.argsort(-probabilities, kind="stable")
         if thresholds is None:
             return [
