@@ -106,4 +106,5 @@ def with_norm_of_muon(config: Optim, matrices: Matrices, name: str, u: jax.Array
 def products_dtype(config: Optim) -> jnp.dtype:
     """In which matrices are multiplied; a CPU that would emulate bfloat16 takes float32."""
     emulated = platform.current() == "cpu" and not choices.multiplies_bfloat16()
-    return jnp.dtype("float32" if emulated else config.matrix_dtype)
+    stated = jnp.dtype(config.matrix_dtype)
+    return jnp.dtype("float32") if emulated else stated
