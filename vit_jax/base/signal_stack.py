@@ -1,5 +1,7 @@
-"""The memory that a thread's signal handlers run on. A library may exchange it and free its own later, without putting the
-first one back; then the next signal, Ctrl-C for example, ends the process by a segmentation fault. See sigaltstack(2).
+"""The memory that the signal handlers of a thread run on, see sigaltstack(2).
+
+A library may exchange it, and later free its own without putting the first one back. Then the next signal, such as
+Ctrl-C, ends the process by a segmentation fault.
 """
 
 import contextlib
