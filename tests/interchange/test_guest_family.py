@@ -186,8 +186,7 @@ def test_a_run_starts_from_the_statistics_of_its_checkpoint_and_so_do_its_averag
     _, (zeros, nothing) = registry.split(registry.build(model_config, rngs=nnx.Rngs(0)))
     before = {"model": nothing, "ema": nothing, "teacher": {"model": nothing, "objective": {}}}
     state = TrainState(
-        step=0, params=zeros, opt_state=None, ema=zeros, health=None, seed=0, variables=before,
-        teacher=zeros
+        step=0, params=zeros, opt_state=None, ema=zeros, health=None, variables=before, teacher=zeros
     )  # fmt: skip
     networks = types.SimpleNamespace(objective=None, adapters=None)
     assembly = types.SimpleNamespace(config=config, model_config=model_config, networks=networks)

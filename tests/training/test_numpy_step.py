@@ -174,7 +174,6 @@ def test_ten_steps_are_those_of_numpy(seed):
         opt_state=assembly.optimizer.init(params),
         ema=params if assembly.keeps_average else None,
         health=healthy(params),
-        seed=jnp.uint32(assembly.config.seed),
     )
     step = in_float64(assembly.train_step)
     for _ in range(STEPS):

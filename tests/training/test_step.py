@@ -92,24 +92,6 @@ def assert_close(a, b, tolerance):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
 
 
-def test_runs_that_differ_in_their_seed_alone_have_one_program_and_other_losses():
-    """So that a sweep over seeds compiles once."""
-    batch = next(make_batches(1))
-    programs, losses = set(), set()
-    for seed in (3, 4, 2**32 - 1):
-        config = make_config(seed=seed)
-        assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
-        mesh = meshes.make_mesh(ONE, jax.devices()[:1])
-        state = states.create(assembly.init, 3, assembly.abstract_state(mesh))
-        state = states.with_seed(state, seed, state)
-        step = jax.jit(assembly.train_step)
-        expected = jax.random.key_data(jax.random.key(seed))
-        np.testing.assert_array_equal(jax.random.key_data(jax.random.key(state.seed)), expected)
-        programs.add(step.lower(state, batch).as_text())
-        losses.add(float(step(state, batch)[1]["loss"]))
-    assert len(programs) == 1 and len(losses) == 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COPIES)
 def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name):

@@ -22,7 +22,9 @@ from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import ModelOutput
 
 INSIDE, BESIDE = "inside", "beside"
-PROBABILITIES, LOGITS, FEATURES = "probabilities", "logits", "features"
+PROBABILITIES = "probabilities"
+LOGITS = "logits"
+FEATURES = "features"
 MAPS = ("scores", "masks", "classes")  # outputs of a model that segments
 RANKED = (PROBABILITIES, LOGITS, MAPS[0])  # whose largest number is that of the best class
 _HOW_MAPS = "# enlarge scores bilinearly to the size of the image: the class with the highest is that of the pixel"
@@ -132,7 +134,8 @@ def _class_program(
     names: tuple[str, ...],
 ) -> Program:
     """Of a model that does not segment."""
-    definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
+    definition, _ = registry.abstract(config)
+    _, weights = registry.split(run.model)
     plain = make_network(definition, config)
     activation = objectives.activation(run.config.objective)
 

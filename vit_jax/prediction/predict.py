@@ -164,7 +164,8 @@ def rank_files(
             decided = np.empty(0, bool)
             if cuts is not None:
                 listed, decided = decisions.listed(probabilities, cuts[numbers], topk)
-                numbers, probabilities = numbers[listed], probabilities[listed]
+                numbers = numbers[listed]
+                probabilities = probabilities[listed]
             yield Prediction(
                 file.name,
                 tuple(classes[number] for number in numbers),

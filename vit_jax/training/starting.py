@@ -75,7 +75,6 @@ class Start:
             warn_of_changes(self.saved, self.description)
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
             state = self.like.with_parts(parts)
-            state = states.with_seed(state, self.assembly.config.seed, self.like)
             if state.base is not None:
                 from vit_jax.training.initial_weights import base_of
 

@@ -6,7 +6,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from vit_jax.devices import meshes
@@ -19,7 +18,7 @@ from vit_jax.training.upkeep.health import Health, healthy
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that changes from step to step, and the constants of a run, which are not saved.
+    """Everything that changes from step to step, and a fixed teacher.
 
     Attributes:
       step: int32, steps done.
@@ -31,9 +30,8 @@ class TrainState:
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
         parameters of the model's `anchor`, see `objectives.contract.Anchor`.
       teacher: parameters of a teacher that follows the student, or `None`.
-      seed: uint32, of the step's random choices. A constant of the run.
-      frozen_teachers: the weights of each fixed teacher. Constants of the run.
-      base: the frozen parameters below adapters, or `None`. Constants of the run.
+      frozen_teachers: the weights of each fixed teacher; they are not saved.
+      base: the frozen parameters below adapters, or `None`; it is not saved.
     """
 
     step: jax.Array
@@ -41,18 +39,10 @@ class TrainState:
     opt_state: Any
     ema: dict | None
     health: Health
-    seed: jax.Array
     variables: dict = flax.struct.field(default_factory=dict)
     teacher: dict | None = None
     frozen_teachers: tuple[Weights, ...] = ()
     base: dict | None = None
-
-    def without_constants(self) -> "TrainState":
-        """This state without what no step changes."""
-        return self.replace(seed=None, frozen_teachers=(), base=None)
-
-    def with_constants_of(self, other: "TrainState") -> "TrainState":
-        return self.replace(seed=other.seed, frozen_teachers=other.frozen_teachers, base=other.base)
 
     def kept(self) -> list[str]:
         """The weights that are kept: of 'params', 'ema' and 'teacher'."""
@@ -136,7 +126,9 @@ _OVER_DATA = ("opt_state", "ema", "teacher")
 def initializer(
     networks: Networks, optimizer: optax.GradientTransformation, *, ema: bool
 ) -> Callable[[jax.Array], TrainState]:
-    """A pure function from a random key to the first state; the constants of the run are zeros."""
+    """A pure function from a random key to the first state; the parameters of a fixed teacher and
+    of a base below adapters are zeros.
+    """
 
     def init(key: jax.Array) -> TrainState:
         params, variables = networks.init(key)
@@ -156,7 +148,6 @@ def initializer(
             opt_state=optimizer.init(params),
             ema=copied(params) if ema else None,
             health=healthy(params),
-            seed=jnp.uint32(0),
             variables=variables,
             teacher=teacher,
             frozen_teachers=_zeros(networks.abstract_teachers()),
@@ -199,15 +190,7 @@ def abstract(
 
 def create(init: Callable, seed: int, like: TrainState) -> TrainState:
     """The first state, each array born in the shards of `like`: never a whole copy on one device."""
-    state = jax.jit(init, out_shardings=shardings_of(like))(jax.random.key(seed))
-    return with_seed(state, seed, like)
-
-
-def with_seed(state: TrainState, seed: int, like: TrainState) -> TrainState:
-    """The state with the seed of the run."""
-    value = np.array(seed, np.uint32)
-    array = jax.make_array_from_callback((), like.seed.sharding, value.__getitem__)
-    return state.replace(seed=array)
+    return jax.jit(init, out_shardings=shardings_of(like))(jax.random.key(seed))
 
 
 def copied(tree: Any, like: Any) -> Any:

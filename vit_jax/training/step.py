@@ -68,14 +68,12 @@ def make_train_step(
             params=params,
             opt_state=opt_state,
             health=health,
+            frozen_teachers=(),
+            base=None,
             **followers,
         )
-        unchanged = state.replace(health=health)
-        new = jax.tree.map(
-            lambda a, b: jnp.where(kept, a, b),
-            trained.without_constants(),
-            unchanged.without_constants(),
-        )
+        unchanged = state.replace(health=health, frozen_teachers=(), base=None)
+        new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
         new = _with_anchor_due(new, networks)
         # Whatever is selected or measured is a device's own shard, before parameters are gathered.
         new = new.replace(params=place.updated(new.params))
@@ -88,7 +86,9 @@ def make_train_step(
             "update_norm": optax.tree.norm(updates),
             "parameter_norm": optax.tree.norm(params),
         }
-        return new.with_constants_of(state).replace(step=state.step + 1), metrics
+        return new.replace(
+            step=state.step + 1, frozen_teachers=state.frozen_teachers, base=state.base
+        ), metrics
 
     return train_step
 
@@ -180,7 +180,7 @@ def prepare_inputs(
     """
     # Every random choice of a step is a function of (seed, step): a resumed run repeats none
     # and skips none.
-    key = jax.random.fold_in(jax.random.key(state.seed), state.step)
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
     augment_key, model_key = jax.random.split(key)
     targets, all_views = networks.objective.targets(batch), views.of(config)
     normalization = {

@@ -26,8 +26,8 @@ from vit_jax.training.state import TrainState
 from vit_jax.training.upkeep.copies import Copies, Findings, Marks, hosts
 
 _NAMED = 5  # arrays in a message
-# The constants of a run, which no step changes.
-_CONSTANT = ("seed", "frozen_teachers", "base")
+# What no step changes: a fixed teacher and the parameters below adapters.
+_CONSTANT = ("frozen_teachers", "base")
 
 
 class WrongState(UserError):
