@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import onnxruntime
 import pytest
 from PIL import Image
 
@@ -17,7 +18,6 @@ from vit_jax.export import onnx, openvino, stablehlo
 from vit_jax.export.run import export, export_run
 
 torch, transformers = lazily.Package("torch"), lazily.Package("transformers")
-onnxruntime = lazily.Package("onnxruntime")
 
 IMAGES = np.random.default_rng(5).integers(0, 256, (3, SIDE, SIDE, 3), np.uint8)
 NAMES = ("features", "logits", "probabilities")

@@ -135,9 +135,8 @@ def test_the_training_accuracy_is_the_share_of_the_images_that_have_a_class(rows
     labelled = labels.any(1)
     expected = np.mean(np.array(right)[labelled]) if labelled.any() else 0
     learner = Learner(None, None, None, jnp.int32(0))
-    found = training_accuracy(learner, jnp.asarray(logits), jnp.asarray(labels))
+    arrays = jnp.asarray(logits), jnp.asarray(labels)
+    found = training_accuracy(learner, *arrays, multi_label=True)
     assert found.mean() == pytest.approx(expected, rel=1e-6)
-    alone = training_accuracy(
-        learner.replace(held_out=True), jnp.asarray(logits), jnp.asarray(labels)
-    )
+    alone = training_accuracy(learner.replace(held_out=True), *arrays, multi_label=True)
     np.testing.assert_array_equal(alone, np.array(right) & labelled)

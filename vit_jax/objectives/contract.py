@@ -39,6 +39,7 @@ class ObjectiveContext:
       segments: what panoptic masks mean; `None` where labels are none.
       other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
       teachers: the family's config of each fixed teacher; empty before their checkpoints are read.
+      multi_label: whether an example may have several labels, or none.
     """
 
     model: ClassifierConfig
@@ -52,6 +53,7 @@ class ObjectiveContext:
     segments: PanopticTable | None = None
     other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     teachers: tuple[ClassifierConfig, ...] = ()
+    multi_label: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,8 +86,10 @@ class Distill(Objective):
         loss = (1 - options.alpha) * cross_entropy(by_label, targets, options.loss)
         loss += options.alpha * self._from_teacher(by_teacher, taught)
         decision = output.logits.argmax(-1)
+        multi_label = self.context.multi_label
+        accuracy = training_accuracy(learner, output.logits, labels, multi_label=multi_label)
         return loss.sum(axis=0) if exits else loss, {
-            "accuracy": training_accuracy(learner, output.logits, labels),
+            "accuracy": accuracy,
             "agreement": (decision == taught.argmax(-1)).astype(jnp.float32),
         }
 

@@ -121,6 +121,7 @@ class Networks:
             batch_size=config.batch_size // config.accumulate,
             num_classes=data.num_classes,
             segments=data.masks if isinstance(data.masks, PanopticTable) else None,
+            multi_label=data.multi_label,
         )
         return cls(
             model_config,

@@ -69,7 +69,8 @@ class Supervised(Objective):
         options = self.options
         labels = batch["label"]
         targets = smoothed(labels, options.label_smoothing)
-        accuracy = training_accuracy(learner, output.logits, labels)
+        multi_label = self.context.multi_label
+        accuracy = training_accuracy(learner, output.logits, labels, multi_label=multi_label)
         exits = self.context.model.exit_flops
         loss = cross_entropy(
             output.exits if exits else output.logits,
@@ -142,10 +143,17 @@ def has_class(targets: jax.Array) -> jax.Array:
     return targets.max(-1) > 0
 
 
-def training_accuracy(learner: Learner, logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """`is_right` (B,) float32, scaled so that the mean over the batch is the mean over images with a class; 0 if no
-    image has one. Each held-out image is judged alone: it is not scaled, and one of no class counts as wrong.
+def training_accuracy(
+    learner: Learner, logits: jax.Array, targets: jax.Array, *, multi_label: bool
+) -> jax.Array:
+    """(B,) float32: which images are right, see `is_right`.
+
+    If images may have several labels, or none, it is scaled so that the mean over the batch is the mean over images
+    with a class; 0 if no image has one. Each held-out image is judged alone: it is not scaled, and one of no class
+    counts as wrong.
     """
+    if not multi_label:  # Devices need not exchange how many images have a class.
+        return (logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
     right = is_right(logits, targets).astype(jnp.float32)
     if learner.held_out:
         return right
