@@ -536,7 +536,7 @@ def start_healthy(workdir, count: int, address: str) -> list[int]:
 @pytest.mark.parametrize(
     "counts",
     [
-        [1, 2, 2, 1, 2, 2],
+        [1, 2, 2],
         pytest.param([1, 2, 4, 4, 2, 1, 3, 2] * 5 + [2, 4], marks=pytest.mark.slow),
     ],
     ids=len,

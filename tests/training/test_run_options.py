@@ -37,8 +37,8 @@ CASES = {
     "checkpoint.best": (True, {**SAME, "checkpoint.keep": 1}, "saved"),
     "checkpoint.keep_every": (2, {"checkpoint.keep": 1}, "saved"),
 }  # fmt: skip
-# Has a test of its own, below.
-APART = {"checkpoint.on_config_change"}
+# Have tests of their own: below, and in tests/evaluation/test_several_labels.py.
+APART = {"checkpoint.on_config_change", "eval.thresholds"}
 
 
 def test_every_option_of_evaluations_and_checkpoints_is_tried():
