@@ -1,6 +1,8 @@
-"""What native libraries write: to standard error, and without XLA's alarm of a slow compilation. After two minutes of
-compiling, and at its end, XLA prints between lines of stars that one may want to file a bug, with the flags for
-that; the log says already what takes how long. XLA has no flag against it, and its level is that of errors.
+"""The output of native libraries: it goes to standard error, without XLA's alarm of a slow compilation.
+
+After two minutes of compiling, and at its end, XLA prints between lines of stars that one may want to file a bug, with
+the flags for that. The log says already how long each step takes. XLA has no flag against it, and its level is that of
+errors.
 
 All else is passed on. A process of its own does that: this one may crash, and what it wrote last must not be lost.
 It is run as `python -m vit_jax.base.native_log`.
@@ -35,7 +37,7 @@ def without_alarms_of(text: bytes) -> tuple[bytes, bytes]:
 
 def keep_from_stdout() -> None:
     """From now on native libraries that write to standard output, as Gloo does when processes connect, write to
-    standard error. `sys.stdout` is still standard output, by a descriptor of its own.
+    standard error. `sys.stdout` gets a new descriptor, which is still standard output.
     """
     before = sys.stdout
     before.flush()

@@ -40,7 +40,8 @@ METRICS, CLASSES, CONFUSION, MISTAKES = (
     "confusion.csv",
     "mistakes.csv",
 )
-CALIBRATION, THRESHOLDS = "calibration.csv", "thresholds.csv"
+CALIBRATION = "calibration.csv"
+THRESHOLDS = "thresholds.csv"
 _EDGES = np.arange(1, measures.BINS + 1) / measures.BINS
 _LOGITS = 2**30  # kept at most, on each host
 _NAMED_CLASSES = 24  # in the picture of confusion
@@ -82,9 +83,10 @@ class Classification(LogitsEvaluator):
     Of examples with several labels `accuracy`, its interval and `top5_accuracy` are as the evaluator `accuracy` has
     them, of the `labelled` examples. `mean_average_precision` and `auc`, the area under the ROC curve, are means over
     the classes that have examples, and `…_micro` takes the answers for all classes together. If probabilities are
-    sigmoids, each image and class is a decision, see `decisions`: `precision`, `recall`, `f1` (means over classes, and
-    `…_micro`) are of those at or above the class's threshold; `nll`, `brier` and `ece` are means over decisions, `ece`
-    that of the probability of a class from the share of images that have it, in 15 bins of this probability.
+    sigmoids, each image and class is a decision, see `decisions`. `precision`, `recall` and `f1` (means over classes,
+    and `…_micro`) take a class as predicted if its probability is at or above its threshold. `nll`, `brier` and `ece`
+    are means over decisions: `ece` compares the probability of a class with the share of images that have the class, in
+    15 bins of this probability.
     """
 
     Options = ClassificationOptions

@@ -1,7 +1,8 @@
-"""How good a classifier of several labels is, whose probabilities are sigmoids: each image and class is a decision of
-its own, yes where the probability is at least the threshold of the class. NumPy, in float64.
+"""How good a classifier of several labels is, if its probabilities are sigmoids. Each image and class is a separate
+decision: yes where the probability is at least the threshold of the class. NumPy, in float64.
 
-Macro means are over classes with examples, as of one label; micro takes the decisions of all classes together.
+Macro means are over the classes that have examples, as for one label. Micro takes the decisions of all classes
+together.
 """
 
 import numpy as np
@@ -78,18 +79,18 @@ def listed(
       thresholds: of these classes.
 
     Returns:
-      The places of the listed classes in this order, and whether each is decided for.
+      The indices of the listed classes in this order, and whether each is decided for.
     """
     decided = probabilities >= thresholds
-    places = np.flatnonzero(decided | (np.arange(len(decided)) < topk))
-    return places, decided[places]
+    indices = np.flatnonzero(decided | (np.arange(len(decided)) < topk))
+    return indices, decided[indices]
 
 
 def by_class(
     scores: np.ndarray, targets: np.ndarray, decided: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """What is measured of each class, (classes,) each: `examples`; RANKED, where NaN means that there are too few
-    images to rank; and with `decided`, `predicted` and DECIDED.
+    """The measures of each class, (classes,) each: `examples`; RANKED, in which NaN means that there are too few images
+    to rank; and with `decided` also `predicted` and DECIDED.
 
     Args:
       scores: logits or probabilities, (n, classes).

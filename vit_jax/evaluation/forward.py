@@ -141,8 +141,8 @@ def make_exit(
 def _model(
     definition: nnx.GraphDef, model_config: classifier.ClassifierConfig, weights: Weights
 ) -> nnx.Module:
-    """The model with heads whose products are exact in float32: by default TPUs round their factors to bfloat16, and
-    GPUs to TensorFloat-32, so that close logits would be in another order than on a CPU.
+    """The model, with exact products of its heads in float32. By default TPUs round the factors to bfloat16, and GPUs
+    round them to TensorFloat-32, so that close logits would be in another order than on a CPU.
     """
     model = nnx.merge(registry.for_devices(definition, model_config), *weights)
     for path, module in nnx.iter_modules(model):

@@ -138,14 +138,14 @@ def ranking(scores: np.ndarray, targets: np.ndarray) -> Ranking:
         precisions[c] = np.sum(gained * hits[ends] / (ends + 1)) / hits[-1]
         misses = ends + 1 - hits[ends]
         if misses[-1]:
-            # Each miss ranks below the hits of earlier ties, and below half of those of its own.
+            # Each miss ranks below the hits of earlier ties, and below half of the hits in its tie.
             above = hits[ends] - gained / 2
             areas[c] = np.sum(np.diff(misses, prepend=0) * above) / hits[-1] / misses[-1]
     return Ranking(precisions, areas)
 
 
 def ends_of_ties(ranked: np.ndarray) -> np.ndarray:
-    """The last place of each run of equal scores, which are in order."""
+    """The index of the last score in each run of equal scores. The scores are in order."""
     return np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(ranked) - 1)
 
 

@@ -19,13 +19,13 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import measures
 from vit_jax.export import onnx, openvino, stablehlo
+from vit_jax.export.engines import ONNXRUNTIME, OPENVINO, XLA
 from vit_jax.export.programs import LOGITS, PROBABILITIES
 from vit_jax.prediction.finite import all_finite
 from vit_jax.prediction.images import Compiled, Named
-from vit_jax.prediction.predict import Prediction, rank_files
+from vit_jax.prediction.predict import Prediction, Rank, rank_files
 
-ONNXRUNTIME, OPENVINO, XLA = "onnxruntime", "openvino", "xla"
-# What computes a file, by its ending; the first where no other is asked for.
+# The engines that compute a file, by its ending; the first one is the default.
 _LOADERS: dict[str, dict[str, Callable]] = {
     onnx.SUFFIX: {ONNXRUNTIME: onnx.load_outputs, OPENVINO: openvino.load_outputs},
     stablehlo.SUFFIX: {XLA: stablehlo.load_outputs},
@@ -130,15 +130,16 @@ def predict_with(
     Raises:
       CheckpointError: an answer is not finite.
     """
-    cuts = classifier.cuts
-    count = min(topk, len(classifier.classes)) if cuts is None else len(classifier.classes)
 
-    def rank(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple]:
-        for images, _ in batches:
-            probabilities = classifier.probabilities(images)
-            ranked = np.nan_to_num(probabilities, nan=np.inf)  # NaN first, where `check` sees it
-            best = np.argsort(-ranked, axis=-1, kind="stable")[:, :count]
-            yield np.take_along_axis(probabilities, best, -1), best
+    def make_ranking(_: int, count: int) -> Rank:
+        def rank(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple]:
+            for images, _ in batches:
+                probabilities = classifier.probabilities(images)
+                ranked = np.nan_to_num(probabilities, nan=np.inf)  # first, where `check` sees it
+                best = np.argsort(-ranked, axis=-1, kind="stable")[:, :count]
+                yield np.take_along_axis(probabilities, best, -1), best
+
+        return rank
 
     def check(file: str, probabilities: np.ndarray) -> None:
         if not all_finite(probabilities):
@@ -151,12 +152,12 @@ def predict_with(
     return rank_files(
         files,
         compiled,
-        lambda rows: rank,
+        make_ranking,
         classifier.classes,
         batch_size=batch_size,
         check=check,
         topk=topk,
-        cuts=cuts,
+        cuts=classifier.cuts,
     )
 
 

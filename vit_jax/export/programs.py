@@ -21,7 +21,8 @@ from vit_jax.models import registry
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import ModelOutput
 
-INSIDE, BESIDE = "inside", "beside"
+INSIDE = "inside"
+BESIDE = "beside"
 PROBABILITIES = "probabilities"
 LOGITS = "logits"
 FEATURES = "features"

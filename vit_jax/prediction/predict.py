@@ -97,14 +97,13 @@ def predict(
     check_head(run)
     best = best or make_best(run)
     cuts = decisions.stated_thresholds(run.config, len(run.classes))
-    ranked = min(topk, len(run.classes)) if cuts is None else len(run.classes)
     weights = registry.split(run.model)[1]
 
-    def make_ranking(rows: int) -> Rank:
+    def make_ranking(rows: int, count: int) -> Rank:
         if thresholds:
-            return _make_early_classifier(run, best.data, ranked, rows, thresholds)
+            return _make_early_classifier(run, best.data, count, rows, thresholds)
         return functools.partial(
-            map, lambda batch: jax.device_get(best.function(weights, batch[0], ranked))
+            map, lambda batch: jax.device_get(best.function(weights, batch[0], count))
         )
 
     def check(file: str, probabilities: np.ndarray) -> None:
@@ -125,7 +124,7 @@ def predict(
 def rank_files(
     files: Iterable[Named],
     compiled: Compiled,
-    make_ranking: Callable[[int], Rank],
+    make_ranking: Callable[[int, int], Rank],
     classes: Sequence[str],
     *,
     batch_size: int,
@@ -137,7 +136,7 @@ def rank_files(
 
     Args:
       compiled: how images are read and made a batch; its function is not called.
-      make_ranking: from the number of rows of all batches to a function that ranks their classes.
+      make_ranking: from the number of rows of all batches, and how many classes to rank, to a function that does so.
       classes: label names.
       check: raises for probabilities of an image that are no answer.
       topk: see `predict`.
@@ -147,13 +146,14 @@ def rank_files(
     held = collections.deque()
     first = list(itertools.islice(read, 1))
     rows = len(first[0]) if first else 0
+    count = min(topk, len(classes)) if cuts is None else len(classes)
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for images in itertools.chain(first, read):
             held.append(images)
             yield compiled.batch(images, rows)
 
-    for answers in make_ranking(rows)(batches()):
+    for answers in make_ranking(rows, count)(batches()):
         answered = zip(*answers, strict=True)
         for file, image in held.popleft():
             if isinstance(image, BadImage):

@@ -26,7 +26,7 @@ def write_thresholds(path: epath.Path, classes: Sequence[str], thresholds: np.nd
 
 
 def read_thresholds(path: epath.Path, classes: Sequence[str]) -> tuple[float, ...]:
-    """What `write_thresholds` wrote, or a table of the same columns, in the order of `classes`.
+    """The thresholds of `classes`, in their order, from a file of `write_thresholds` or a table of the same columns.
 
     Raises:
       ConfigError: the file is no such table, or does not have each of the classes once, with a number from 0 to 1.
