@@ -4,8 +4,6 @@ The oracle of patch resizing is big_vision's FlexiViT; timm, where it is install
 `torchvision` stubbed as in `tests/interchange/test_timm.py`), has its own.
 """
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.loading import load
 from vit_jax.models import registry
 from vit_jax.models.patch_kernels import resize_patch_embedding
-from vit_jax.objectives.contract import Learner
+from vit_jax.objectives.contract import Learner, ObjectiveContext
 from vit_jax.objectives.supervised import Supervised, SupervisedOptions
 
 # facts §18; parameters of the published files: with the token (D), its position (D) and its head (1000 D + 1000) more.
@@ -154,7 +152,8 @@ def test_a_distilled_model_without_head_has_features_only(kit):
 def test_supervised_learning_moves_both_heads_and_both_tokens(kit):
     config = kit.config(distilled=True, depth=1)
     batch = {"image": kit.images, "label": jnp.eye(5)[jnp.array([0, 1, 2, 3])]}
-    objective = Supervised(SupervisedOptions(), types.SimpleNamespace(model=config))
+    context = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 10, int)
+    objective = Supervised(SupervisedOptions(), context)
 
     def loss(parameters):
         model = lambda images, **_: kit.apply(config, parameters, images)  # noqa: E731
