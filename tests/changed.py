@@ -35,6 +35,7 @@ PLUGINS = {
     "tests.services.buckets",
     "tests.services.launching",
     "tests.services.runs",
+    "tests.services.stopping",
 }
 # What reads a stored model of any format and family: functions, and words of commands, fields and names of files.
 READING = {

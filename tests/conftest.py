@@ -40,6 +40,7 @@ pytest_plugins = [
     "tests.services.buckets",
     "tests.services.launching",
     "tests.services.runs",
+    "tests.services.stopping",
     "tests.lowering_contexts",
     "tests.skips",
     "tests.processor_time",

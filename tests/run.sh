@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the environment and passes the tests: bash tests/run.sh [--changed [BASE]] [pytest arguments]
+# Makes the environment and passes the tests: bash tests/run.sh [--quick | --changed [BASE]] [pytest arguments]
+#   --quick: about two minutes of tests, see tests/quick.py
 #   --changed [BASE]: those that the changes since the branch BASE reach (by default main), see tests/changed.py
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +10,12 @@ use_venv test
 if .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch") or all(map(u.find_spec, ("timm", "lightly", "lightly_utils"))))'; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps ${lock:+"--constraint=$lock"} 'timm>=1.0.31,<1.1' 'lightly>=1.6,<1.7' 'lightly-utils>=0.0.2'
 fi
-if [ "${1:-}" = --changed ]; then
+if [ "${1:-}" = --quick ]; then
+  shift
+  chosen=$(.venv/bin/python -m tests.quick)
+  # shellcheck disable=SC2086 # one word for each test
+  set -- $chosen "$@"
+elif [ "${1:-}" = --changed ]; then
   shift
   base=main
   if [ $# -gt 0 ] && [[ $1 != -* ]]; then

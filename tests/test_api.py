@@ -319,9 +319,8 @@ def test_a_callback_that_raises_ends_a_run_which_goes_on_until_one_ends_it(
         return step >= 8
 
     result = vit_jax.train(config, tmp_path, callbacks=[on_log])
-    # The evaluation that was due at step 4 is made first.
-    assert list(seen) == [4, 8] and result["step"] == 8
-    assert all(name.startswith("eval/") for name in seen[4])
+    # No evaluation was due at step 4: there are as many as in a run without a failure.
+    assert list(seen) == [8] and result["step"] == 8
     assert compared == [8], "who is slow is looked for at each log"
     assert seen[8]["loss"] > 0 and seen[8]["eval/accuracy"] == result["accuracy"]
     # Ended is ended.

@@ -14,13 +14,17 @@ CORE = (ROOT / "tests" / "core_files.txt").read_text().split()
 
 # What a run does before it uses devices, and the program of its step.
 PUT_TOGETHER = """
+from types import SimpleNamespace
+
 import jax
 import vit_jax.training.loop
 from vit_jax import evaluation
 from vit_jax.data import sources
 from vit_jax.recipes.user_files import load_config
+from vit_jax.training.actions import ACTIONS, is_needed
 from vit_jax.training.assembly import assemble, make_mesh, resolve
 from vit_jax.training.preflight import check_run
+from vit_jax.training.upkeep.callbacks import Callbacks
 from vit_jax.training.with_data import assembly_for, subject_of
 
 
@@ -37,6 +41,8 @@ assembly = assembly_for(config, source)
 suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
 check_run(assembly, source, suite)
 trace(assembly)
+run = SimpleNamespace(config=config, assembly=assembly, tier=None, callbacks=Callbacks([]))
+actions = [ACTIONS[name] for name in ACTIONS if is_needed(name, run)]
 config = resolve(load_config("vit_i21k:B/16,light2"))
 trace(assemble(config, num_classes=21_843, examples_per_epoch=12_743_321))
 """

@@ -1,6 +1,8 @@
 """The guide's files as a user would run them, from outside of the package: nothing but the pages is used."""
 
 import ast
+import dataclasses
+import json
 import pathlib
 import re
 
@@ -17,9 +19,13 @@ from vit_jax.base.lazy_table import LazyTable
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.inspection import run as inspecting
-from vit_jax.models import registry
-from vit_jax.optim import preconditioners
+from vit_jax.models import positions, registry
+from vit_jax.models.contract import PatchBatch
+from vit_jax.optim import options, preconditioners, schedules
 from vit_jax.recipes import user_files
+from vit_jax.training.actions import ACTIONS
+from vit_jax.training.assembly import resolve
+from vit_jax.training.verdicts import EndRun
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "extending.md").read_text(), re.S)
@@ -28,6 +34,7 @@ GUESTS = ("my_data", "my_evaluator", "my_model", "my_objective", "my_optimizer")
 SLOW = "my_term"  # tests/objectives/test_sum.py has its loss
 TABLES = (
     objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,
+    positions.KINDS, ACTIONS, options.SCHEDULES, schedules.SHAPES,
 )  # fmt: skip
 TINY = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 CHANGES = {
@@ -246,6 +253,58 @@ def test_a_guests_quantity_is_on_the_page_of_an_inspection(
     assert f"The largest of {count} parameters" in text
 
 
+def test_a_guests_action_writes_among_the_metrics_until_it_ends_the_run(folder, tmp_path):
+    config = tiny(folder, "my_action")
+    config.log.every = "1 steps"
+    log_memory = ACTIONS["memory"]
+
+    class LogOnce(log_memory):
+        def after_step(self, progress):
+            super().after_step(progress)
+            raise EndRun("one step is enough")
+
+    ACTIONS["memory"] = LogOnce
+    result = vit_jax.train(config, tmp_path)
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    (used,) = [line["memory/most_gib"] for line in lines if "memory/most_gib" in line]
+    assert 0.05 < used < 100 and result["step"] == 1
+    assert reading.newest_description(tmp_path)["ended"] == "one step is enough"
+    ACTIONS["memory"] = log_memory
+
+
+def test_a_guests_positions_are_right_in_every_layout(folder):
+    config = tiny(folder, "my_position")
+    assert config.model.position == "rings"
+    model_config = registry.model_config("ViT-mu/8", position="rings", image_size=(32, 24))
+    rings = positions.of(model_config)
+    rows, columns = np.divmod(np.arange(12), 3)
+    expected = np.hypot((rows + 0.5) / 4 - 0.5, (columns + 0.5) / 3 - 0.5)
+    table = np.asarray(rings.table(None, np.float32))[0]
+    np.testing.assert_allclose(table[:, 0], np.sin(2 * np.pi * expected), atol=1e-6)
+    # Spread over the patches in steps of other sizes, and of an image of its own size.
+    spread = np.asarray(rings.table(None, np.float32, (8, 6)))[0]
+    np.testing.assert_allclose(spread, table, atol=1e-5)
+    native = PatchBatch(np.zeros((1, 12, 1)), np.array([[3, 4]], np.int32))
+    turned = np.asarray(rings.at(None, table[None], native))[0]
+    assert turned.shape == table.shape
+    np.testing.assert_allclose(turned[1], table[3], atol=1e-6)  # (0, 1) of 3 × 4 is (1, 0) of 4 × 3
+    assert vit_jax.create_model("ViT-mu/8", position="rings", image_size=32)
+
+
+def test_a_guests_schedule_falls_to_its_end_and_an_option_that_it_does_not_read_is_refused(folder):
+    config = resolve(tiny(folder, "my_schedule"))
+    optim = dataclasses.replace(config.optim, warmup="4 steps")
+    steps = {"total_steps": 20, "to_steps": lambda duration: int(duration.split()[0])}
+    relative = schedules.schedule(optim, **steps)
+    end = optim.lr_end / optim.lr
+    expected = [0.0, 0.5, 1.0, end + (1 - end) * (1 - np.sqrt(0.5)), end]
+    found = [float(relative(step)) for step in (0, 2, 4, 12, 20)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    optim = dataclasses.replace(optim, cooldown="2 steps")
+    with pytest.raises(ConfigError, match="cooldown has no use with the early schedule"):
+        schedules.schedule(optim, **steps)
+
+
 def test_the_guides_callback_ends_a_run(folder, monkeypatch, tmp_path):
     (code,) = [code for code in BLOCKS if "callbacks=" in code]
     monkeypatch.chdir(tmp_path)
@@ -266,5 +325,5 @@ def imported(code: str) -> set[str]:
 
 
 def test_the_guide_has_a_file_for_each_guest_which_imports_the_public_surface_alone():
-    assert set(FILES) == {*GUESTS, SLOW, "my_quantity"}
+    assert set(FILES) == {*GUESTS, SLOW, "my_action", "my_position", "my_quantity", "my_schedule"}
     assert all(imported(code) == {"vit_jax.extend"} for code in FILES.values())

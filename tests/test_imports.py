@@ -56,7 +56,7 @@ def test_every_room_has_its_place_in_the_order(files):
 @pytest.mark.parametrize(
     "root, folder, edge",
     [
-        (ROOT, "vit_jax", ("vit_jax.training.loop", "vit_jax.training.step")),
+        (ROOT, "vit_jax", ("vit_jax.training.loop", "vit_jax.training.setup")),
         # Recipes import their neighbours by name.
         (ROOT / "configs", ".", ("dino", "dino_continue")),
         (ROOT, "launch", ("launch.engines.ray", "launch.ray_train")),

@@ -79,15 +79,16 @@ FAULTS = {
         _RUNS + "test_only_the_last_checkpoints_and_the_chosen_ones_are_kept",
     ),
     "best_is_kept_unasked": Fault(
-        "training/loop.py", "best = kept.best and self.goals.best", "best = self.goals.best",
+        "training/actions/evaluate.py", "best = self._run.config.checkpoint.best and self._goals.best",
+        "best = self._goals.best",
         _WORKDIRS + "test_the_best_step_is_kept_for_ever_only_where_the_config_says_so",
     ),
     "best_of_the_last_evaluation_is_not_noted": Fault(
-        "training/loop.py", "        self.goals.write_best(self.workdir)\n", "",
+        "training/actions/evaluate.py", "        self._goals.write_best(self._run.workdir)\n", "",
         _WORKDIRS + "test_the_best_is_that_of_the_result_where_the_last_evaluation_is_the_best",
     ),
     "evaluation_lost_at_a_stop": Fault(
-        "training/loop.py", "self.evaluation_is_due = step < total and _due(step, eval_every)", "pass",
+        "training/actions/evaluate.py", "bool(progress.ended) or is_due(step, self._every)", "bool(progress.ended)",
         _WORKDIRS + "test_an_evaluation_that_is_due_where_a_stop_comes_is_made_first_by_the_next_start",
     ),
     "nan_is_the_best": Fault(

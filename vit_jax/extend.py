@@ -1,6 +1,6 @@
-"""What a file of yours imports that adds to the package: a model family, an objective, an evaluator, a data source, an
-optimizer of matrices, an inspected quantity or a callback. These names are stable (docs/reference.md), the modules that
-define them are not.
+"""What a file of yours imports that adds to the package: a model family, positions, an objective, an evaluator, a data
+source, an optimizer of matrices, a schedule, an inspected quantity, an action or a callback. These names are stable
+(docs/reference.md), the modules that define them are not.
 
 A name is imported when it is used first, and with it only the module that defines it.
 """
@@ -51,6 +51,8 @@ if TYPE_CHECKING:  # For editors and type checkers: the same as `_SOURCES`.
     from vit_jax.models.embeddings import PatchEmbedding
     from vit_jax.models.layers import LayerNorm, Linear, Mlp
     from vit_jax.models.layers import norm as make_norm
+    from vit_jax.models.positions import ComputedPosition, Position
+    from vit_jax.models.positions import register as register_position
     from vit_jax.models.registry import register as register_model
     from vit_jax.models.stacked import StackedConfig, StackedModel
     from vit_jax.models.vit import Block as ViTBlock
@@ -75,12 +77,18 @@ if TYPE_CHECKING:  # For editors and type checkers: the same as `_SOURCES`.
     from vit_jax.optim.preconditioners import Preconditioner
     from vit_jax.optim.preconditioners import register as register_preconditioner
     from vit_jax.optim.preconditioners.muon import with_norm_of_muon as with_muon_norm
+    from vit_jax.optim.schedules import register as register_schedule
+    from vit_jax.optim.shapes import Span
     from vit_jax.optim.stacks import Stack, stack_name
     from vit_jax.optim.stacks import apply as apply_to_stacks
     from vit_jax.optim.stacks import apply_with_state as apply_to_stacks_with_state
     from vit_jax.recipes.user_files import load_config
     from vit_jax.recipes.user_files import register as register_file
+    from vit_jax.training.actions import register as register_action
+    from vit_jax.training.actions.contract import Action, Progress
+    from vit_jax.training.run import Run, is_due
     from vit_jax.training.upkeep.callbacks import Callback
+    from vit_jax.training.verdicts import EndRun, Restore
 
 # Name -> MODULE, or MODULE:NAME where it has another name there.
 _SOURCES = {
@@ -122,6 +130,11 @@ _SOURCES = {
     "dropout": "compute.dropout",
     "drop_path": "compute.dropout",
     "split_key": "compute.dropout:split",
+    # A kind of positions.
+    "register_position": "models.positions:register",
+    "Position": "models.positions",
+    "ComputedPosition": "models.positions",
+    # Their files in other formats.
     "Conversion": "interchange.conversions.contract",
     "DetectedModel": "interchange.conversions.contract",
     "Rule": "interchange.conversions.rules",
@@ -170,10 +183,21 @@ _SOURCES = {
     "matmul_float32": "optim.blocks:product",
     "one_by_one": "optim.blocks",
     "with_muon_norm": "optim.preconditioners.muon:with_norm_of_muon",
+    # A schedule of the learning rate.
+    "register_schedule": "optim.schedules:register",
+    "Span": "optim.shapes",
     # An inspected quantity.
     "register_quantity": "inspection.run:register",
     "InspectionContext": "inspection.contract",
     "Section": "inspection.contract",
+    # An action.
+    "register_action": "training.actions:register",
+    "Action": "training.actions.contract",
+    "Progress": "training.actions.contract",
+    "Run": "training.run",
+    "is_due": "training.run",
+    "EndRun": "training.verdicts",
+    "Restore": "training.verdicts",
     # A callback.
     "Callback": "training.upkeep.callbacks",
 }

@@ -136,7 +136,7 @@ def _losses(device, dtype: str, stage: Stage) -> list[float]:
     from vit_jax.benchmarks.step import assembled, made_up_batch
     from vit_jax.devices import meshes
     from vit_jax.training import state as states
-    from vit_jax.training.step import compile_train_step
+    from vit_jax.training.step_programs import compile_train_step
 
     config = _config("ViT-Ti/16", 2 if stage.rehearse else 16, stage)
     config.model.dtype, config.model.dtype_on_cpu = dtype, "same"

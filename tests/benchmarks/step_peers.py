@@ -48,7 +48,7 @@ from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step_programs import compile_train_step
 
 LEARNING_RATE, DECAY, CLIP = 1e-3, 0.1, 1.0
 # What a GPU is measured on: model, image size, batch, inference.

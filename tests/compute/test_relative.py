@@ -1,7 +1,6 @@
 """Logits of distances against loops over pairs of tokens, and attention that adds them."""
 
 import itertools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 from vit_jax.compute import attend, relative
 
 HEADS, SIZE = 2, 4
-LEARNED = types.SimpleNamespace(position="relative")  # all that `bias` asks of a config
 
 
 def draw(patches, others):
@@ -45,14 +43,16 @@ def test_attention_and_its_gradients_are_those_of_the_formula(dtype, tolerance):
 
     @jax.jit
     def both(table, q, k, v, dout):
-        function = lambda t, *qkv: attend.attend(*qkv, bias=relative.bias(t, LEARNED))  # noqa: E731
+        def function(t, *qkv):
+            return attend.attend(*qkv, bias=jax.tree_util.Partial(relative.logits, t))
+
         out, back = jax.vjp(function, table, q, k, v)
         return out, *back(dout)
 
     arrays = [jnp.asarray(x, dtype) for x in given]
     found = both(jnp.asarray(table, jnp.float32), *arrays)
     weights = attend.weights(
-        *arrays[:2], bias=relative.bias(jnp.asarray(table, jnp.float32), LEARNED)
+        *arrays[:2], bias=jax.tree_util.Partial(relative.logits, jnp.asarray(table, jnp.float32))
     )
 
     scaled = q / np.sqrt(SIZE)
@@ -85,7 +85,7 @@ def test_the_backward_pass_stores_the_table_and_no_logits():
 
     pairs = 8 * HEADS * 33 * 33
     assert (
-        stored(lambda t, q: relative.bias(t, LEARNED))
+        stored(lambda t, q: jax.tree_util.Partial(relative.logits, t))
         < pairs
         <= stored(lambda t, q: relative.logits(t, q))
     )

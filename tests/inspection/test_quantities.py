@@ -164,7 +164,7 @@ def test_positions_of_columns_and_rows_are_shown_as_the_table_they_make(kind):
     x, y = (np.random.default_rng(n).standard_normal((1, n, width)) for n in (3, 2))
     weights = ({"position": {"x": x, "y": y, "tokens": np.zeros((1, 1, config.width))}},)
     ((_, what, table, grid),) = positions.tables(SimpleNamespace(weights=weights, config=config))
-    assert (what, grid, table.shape) == ("rows", (2, 3), (6, config.width))
+    assert (what, grid, table.shape) == ("patches", (2, 3), (6, config.width))
     column, row = x[0, 1], y[0, 1]  # of the fifth patch
     wanted = np.concatenate([column, row]) if kind == "learned2d" else column + row
     np.testing.assert_allclose(table[4], wanted)

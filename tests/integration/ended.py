@@ -10,7 +10,7 @@ import os
 
 from vit_jax.commands.main import run
 from vit_jax.training import loop
-from vit_jax.training.step import StepPrograms
+from vit_jax.training.step_programs import StepPrograms
 
 _SAID = json.loads(os.environ["ENDED"])
 _steps = 0  # that were asked for in this process

@@ -34,18 +34,13 @@ def small(**changes):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_and_gone_on_with_is_the_same_to_the_bit(tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_and_gone_on_with_is_the_same_to_the_bit(
+    tmp_path, monkeypatch, stop_after
+):
     result = vit_jax.train(small(), tmp_path / "whole")
     assert 0 < result["knn/accuracy"] <= 1
     # Stopped after 4 steps, where nothing is saved, and gone on with from step 3.
-    train = loop._Run._train
-
-    def stop(run, batches):
-        run.stop.after_step = lambda: int(run.state.step) == 4
-        return train(run, batches)
-
-    monkeypatch.setattr(loop._Run, "_train", stop)
-    monkeypatch.setattr(loop._Run, "_save_now", lambda *_: None)
+    stop_after(4, saving=False)
     with pytest.raises(loop.Interrupted):
         vit_jax.train(small(), tmp_path / "parts")
     monkeypatch.undo()

@@ -64,21 +64,14 @@ def agree():
 
 @pytest.mark.slow
 def test_a_teacher_that_follows_the_student_and_a_centre_are_saved_and_restored(
-    agree, tiny_config, tmp_path, monkeypatch
+    agree, tiny_config, tmp_path, monkeypatch, stop_after
 ):
     config = lambda: tiny_config(  # noqa: E731
         objective__name="agree", augment__mixup=0.0, checkpoint__every="4 steps", optim__ema=0.9
     )
     vit_jax.train(config(), tmp_path / "whole")
     # Stopped after 5 steps, where nothing is saved, and gone on with from step 4.
-    train = loop._Run._train
-
-    def stop(run, batches):
-        run.stop.after_step = lambda: int(run.state.step) == 5
-        return train(run, batches)
-
-    monkeypatch.setattr(loop._Run, "_train", stop)
-    monkeypatch.setattr(loop._Run, "_save_now", lambda *_: None)
+    stop_after(5, saving=False)
     with pytest.raises(loop.Interrupted):
         vit_jax.train(config(), tmp_path / "parts")
     monkeypatch.undo()

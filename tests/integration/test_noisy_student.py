@@ -68,7 +68,9 @@ def test_what_a_teacher_cannot_label_is_refused(tiny_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_rounds_that_are_stopped_end_as_if_they_were_not(tiny_config, tmp_path, monkeypatch):
+def test_rounds_that_are_stopped_end_as_if_they_were_not(
+    tiny_config, tmp_path, monkeypatch, stop_after
+):
     teacher = tiny_config(data__name="digits_few", data__train_split="few_0", duration="4 steps")
     one = student(tiny_config, "teacher", duration="8 steps", pseudo__confidence=0.0)
     two = student(
@@ -77,17 +79,8 @@ def test_rounds_that_are_stopped_end_as_if_they_were_not(tiny_config, tmp_path, 
     runs = {"teacher": teacher, "round_1": one, "round_2": two}
     whole = run_all(runs, tmp_path / "whole")
     assert all(0 <= whole[name]["accuracy"] <= 1 for name in runs)
-    train = loop._Run._train
-
-    def stop_at(step):
-        def stopped(run, batches):
-            run.stop.after_step = lambda: int(run.state.step) == step
-            return train(run, batches)
-
-        return stopped
-
     for step in (3, 5):  # in the teacher, then in the first round
-        monkeypatch.setattr(loop._Run, "_train", stop_at(step))
+        stop_after(step)
         with pytest.raises(loop.Interrupted):
             run_all(runs, tmp_path / "parts")
     monkeypatch.undo()

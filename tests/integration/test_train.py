@@ -15,11 +15,11 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, tiers
 from vit_jax.data import sources
 from vit_jax.data.options import Data
-from vit_jax.training import step as train_step
+from vit_jax.training import step_programs
+from vit_jax.training.actions.profile import Profile
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.upkeep.device_checks import DeviceChecks
 from vit_jax.training.upkeep.health import NonFiniteError
-from vit_jax.training.upkeep.progress import Profiler
 
 
 def params_of(workdir):
@@ -287,7 +287,7 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
             event.endswith("backend_compile_duration") and compilations.append(event)
         )
     )
-    compile_train_step = train_step.compile_train_step
+    compile_train_step = step_programs.compile_train_step
 
     def watched(*arguments, **options):
         jitted = compile_train_step(*arguments, **options)
@@ -307,7 +307,7 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
 
         return SimpleNamespace(lower=lower)
 
-    monkeypatch.setattr(train_step, "compile_train_step", watched)
+    monkeypatch.setattr(step_programs, "compile_train_step", watched)
     vit_jax.train(tiny_config(duration="6 steps", log__every="1 steps"), tmp_path)
     assert during_step == [0] * 6 and compilations
 
@@ -315,8 +315,12 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
 def test_each_of_several_processes_has_a_folder_of_its_own_for_its_profile(tmp_path, monkeypatch):
     for index in (0, 1, 2):
         monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-        profiler = Profiler((1, 1), epath.Path(tmp_path))
-        profiler.before(1)
-        profiler.after(1, {"loss": jax.numpy.zeros(())})
-    names = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.xplane.pb")}
+        log = SimpleNamespace(profile=(1, 1))
+        config = SimpleNamespace(log=log)
+        profile = Profile(SimpleNamespace(config=config, workdir=epath.Path(tmp_path)))
+        profile.before_step(SimpleNamespace(step=0))
+        metrics = {"loss": jax.numpy.zeros(())}
+        profile.after_step(SimpleNamespace(step=1, metrics=metrics))
+    folder = tmp_path / "profile"
+    names = {path.relative_to(folder).parts[0] for path in folder.rglob("*.xplane.pb")}
     assert names == {"plugins", "process-1", "process-2"}

@@ -55,7 +55,7 @@ def test_positions_are_those_that_pytorch_resizes_for_each_image(method):
     table = np.random.default_rng(0).standard_normal((16, 16, 8)).astype(np.float32)
     tokens = max(r * c for r, c in GRIDS)
     batch = PatchBatch(jnp.zeros((len(GRIDS), tokens, 1)), jnp.asarray(GRIDS, jnp.int32))
-    positions = jax.jit(lambda t: native_sizes.positions(t, batch, config))
+    positions = jax.jit(lambda t: native_sizes.resized_table(t, batch, config))
     found = np.asarray(positions(table.reshape(1, 256, 8)))
     stored = torch.tensor(table).permute(2, 0, 1)[None]
     options = dict(

@@ -14,11 +14,11 @@ from flax import nnx
 from tests.lazily import Package
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.compute import relative
 from vit_jax.interchange import formats
 from vit_jax.interchange.conversions import vit_flax
-from vit_jax.models import native_sizes, registry, table_positions
+from vit_jax.models import registry
 from vit_jax.models.contract import PatchBatch
+from vit_jax.models.positions import of
 from vit_jax.models.zoo import vit_zoo, vit_zoo_blocks
 
 torch, transformers = Package("torch"), Package("transformers")
@@ -47,12 +47,12 @@ def attention(kind):
 
 
 def positions(kind):
-    """What `relative.bias` gives."""
+    """What attention takes for them."""
     config = vit_zoo.Config(
         (8, 12), patch=4, depth=1, width=WIDTH, mlp_dim=16, heads=HEADS, position=kind
     )
     shape = {"transformer_xl": (2, HEADS, SIZE), "deberta": (2 * PATCHES - 1, WIDTH)}[kind]
-    return relative.bias(drawn(shape, 7), config)
+    return of(config).in_logits(drawn(shape, 7))
 
 
 def logits_by_loops(kind, params, x, bias, others):
@@ -232,7 +232,7 @@ def module_of_centres(**options):
         position="coordinates",
         **options,
     )
-    return config, table_positions.make(config, nnx.Rngs(0))
+    return config, of(config).variables(nnx.Rngs(0))
 
 
 def test_positions_of_centres_are_an_mlp_of_their_fourier_features():
@@ -249,7 +249,7 @@ def test_positions_of_centres_are_an_mlp_of_their_fourier_features():
         hidden = hidden / 2 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
         expected.append(hidden @ p["mlp/down/kernel"] + p["mlp/down/bias"])
     np.testing.assert_allclose(module()[0], expected, atol=1e-6)
-    np.testing.assert_allclose(table_positions.table_of(config, params)[0], expected, atol=1e-6)
+    np.testing.assert_allclose(of(config).as_learned(params)[0], expected, atol=1e-6)
 
     theirs = transformers.models.sam.modeling_sam.SamPositionalEmbedding(
         transformers.SamVisionConfig(num_pos_feats=WIDTH // 2)
@@ -268,10 +268,10 @@ def test_positions_of_centres_are_those_of_each_image_s_own_grid(kit):
     config, module = module_of_centres()
     grids = jnp.array([[2, 3], [3, 1], [1, 6]])
     native = PatchBatch(jnp.zeros((3, 6, 48)), grids)
-    found = native_sizes.positions(module()[:, 1:], native, config, module)
+    found = of(config).at(module, module()[:, 1:], native)
     for rows, columns, own in zip(*grids.T.tolist(), found, strict=True):
         other = dataclasses.replace(config, image_size=(rows * 4, columns * 4))
-        alone = nnx.merge(nnx.split(table_positions.make(other, nnx.Rngs(0)))[0], nnx.state(module))
+        alone = nnx.merge(nnx.split(of(other).variables(nnx.Rngs(0)))[0], nnx.state(module))
         np.testing.assert_allclose(own[: rows * columns], alone()[0, 1:], atol=1e-6)
         assert config.fit_parameter("position/frequencies", other, resize="bilinear") is None
     model = kit.config(image_size=(8, 12), position="coordinates")

@@ -17,7 +17,7 @@ from vit_jax.objectives import frozen_weights
 from vit_jax.objectives.networks import fixed_teacher
 from vit_jax.training import initial_weights
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.step import make_gradient
+from vit_jax.training.gradient import make_gradient
 
 BFLOAT16 = jnp.dtype("bfloat16")
 

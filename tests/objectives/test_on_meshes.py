@@ -14,7 +14,7 @@ from vit_jax.devices import meshes
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step_programs import compile_train_step
 
 
 def with_texts(recipe: str, **changes):

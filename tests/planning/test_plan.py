@@ -15,7 +15,7 @@ from vit_jax.planning import compiling, fit, plan, report, target
 from vit_jax.planning.collectives import Collective
 from vit_jax.planning.estimate import step_seconds
 from vit_jax.training import state as states
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step_programs import compile_train_step
 
 GIB = 2**30
 

@@ -34,8 +34,8 @@ from vit_jax.prediction.images import Named
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.network import Network
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.gradient import make_gradient
 from vit_jax.training.guards import check_batch
-from vit_jax.training.step import make_gradient
 
 NATIVE = {"data.native_tokens": 16, "data.image_size": 32, "augment.mixup": 0.0}
 SIZES = (20, 60), (90, 30), (33, 33), (8, 100), (1, 300)

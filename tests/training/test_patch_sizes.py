@@ -23,7 +23,8 @@ from vit_jax.models.contract import split_images
 from vit_jax.models.patch_kernels import resize_patch_embedding
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.step import StepPrograms, make_gradient
+from vit_jax.training.gradient import make_gradient
+from vit_jax.training.step_programs import StepPrograms
 
 SIZES = {"data.patch_sizes": (8, 4), "data.image_size": 16}
 

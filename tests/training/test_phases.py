@@ -19,7 +19,7 @@ from vit_jax.interchange import formats
 from vit_jax.models import positions, registry, resized
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.step import make_gradient
+from vit_jax.training.gradient import make_gradient
 
 SCHEDULE = {"data.size_schedule": ((0, 16), (0.5, 32)), "data.image_size": 32}
 
@@ -73,7 +73,7 @@ def test_fixed_sines_are_spread_over_small_images(position_at):
     small = jax.image.resize(table, (2, 2, 64), "linear", antialias=True).reshape(1, 4, 64)
     for size, expected in ((16, small), (32, table.reshape(1, 16, 64))):
         model = state.learner(networks.for_batch(make_batch(size))).model
-        added = positions.table(None, model.config, jnp.float32, model.places)
+        added = positions.of(model.config).table(None, jnp.float32, model.places)
         np.testing.assert_allclose(added, expected, atol=1e-6)
         if position_at == "stem":
             np.testing.assert_array_equal(model.positions(jnp.float32), added)

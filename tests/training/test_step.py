@@ -12,7 +12,7 @@ from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step_programs import compile_train_step
 from vit_jax.training.zero import placement
 
 MESHES = {

@@ -51,7 +51,7 @@ def option(
       default: its value where none is given; `None` with an annotation `T | None` means "not
         given".
       doc: one line for the user.
-      choices: the valid values, where they are few and named.
+      choices: the valid values, where they are few and named; of a table its names, those too that are added later.
       minimum, maximum, above, below: bounds of a number, or of each number in a tuple.
       length: how many values a tuple has; several numbers where it may have any of them.
       parse: (value, name) -> the value that code gets; raises `ConfigError` for a wrong one.
@@ -68,7 +68,9 @@ def option(
         that says whether one is such a value, by their names; `--help` lists it only then.
     """
     metadata = {name: value for name, value in locals().items() if name != "default"}
-    return dataclasses.field(default=default, metadata=metadata | {"choices": tuple(choices)})
+    # A table of names may get further ones.
+    metadata["choices"] = choices if isinstance(choices, Mapping) else tuple(choices)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(cls, *, may_change: bool = False, kind: type[ConfigDict] | None = None):

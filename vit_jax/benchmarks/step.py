@@ -21,7 +21,7 @@ from vit_jax.models.contract import GRID
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch, make_deterministic
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step_programs import compile_train_step
 
 
 def step(

@@ -4,7 +4,6 @@ arXiv 2106.08254): a number for every distance down and across, whatever the que
 """
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -14,18 +13,11 @@ import numpy as np
 from vit_jax.compute.dense import product
 
 
-def bias(table: jax.Array, config) -> jax.tree_util.Partial | jax.Array | tuple:
-    """What `attend` adds to the logits for a layer's table: see `logits`, or for `config.position=bias2d`
-    `bias_of_pairs`. It is a function of the queries, so that the backward pass stores the table instead of a number
-    for each pair of tokens. For `transformer_xl` and `deberta`, what their attention makes such a function of:
-    `zoo.relative_terms`.
+def bias_of_grid(table: jax.Array, grid: tuple[int, int]) -> jax.tree_util.Partial:
+    """The `bias_of_pairs` that `attend` adds to the logits. It is a function of the queries, so that the backward pass
+    stores the table instead of a number for each pair of tokens.
     """
-    if config.position == "deberta":
-        return table
-    if config.position == "transformer_xl":
-        return distance_sinusoids(math.prod(config.grid), config.width), table
-    function = logits if config.position == "relative" else _bias_function(tuple(config.grid))
-    return jax.tree_util.Partial(function, table)
+    return jax.tree_util.Partial(_bias_function(grid), table)
 
 
 @functools.cache

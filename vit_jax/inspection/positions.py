@@ -11,12 +11,11 @@ from flax import traverse_util
 from vit_jax.base import patterns
 from vit_jax.inspection.contract import InspectionContext, Section, spread
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.embeddings import sincos_2d
-from vit_jax.models.table_positions import joined, table_of
+from vit_jax.models.grid_positions import Learned
+from vit_jax.models.positions import ComputedPosition, Position, kind_of, of
+from vit_jax.models.table_positions import joined
 from vit_jax.pictures import tiles
 
-# What tables of positions in attention hold.
-_KINDS = {"relative": "distances", "deberta": "distances", "bias2d": "biases"}
 _MOST_TABLES, _MOST_TILES = 4, 16  # pictures; tiles in a row or column of one
 
 
@@ -50,13 +49,13 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
         if "position" not in words or words[-1] in ("y", "tokens") or "/mlp/" in name:
             continue
         network = _network(context.config, words)
-        kind = getattr(network, "position", "")
-        if kind == "transformer_xl":  # no vectors of places or distances
+        kind = _kind_of(network)
+        if not kind.shown_by:
             continue
         grid = getattr(network, "position_grid", None) or network.grid
         if words[-1] == "x":
             stem = name.removesuffix("/x")
-            array = _joined(array, named[f"{stem}/y"], kind == "factorized")
+            array = _joined(array, named[f"{stem}/y"], getattr(kind, "summed", False))
             words = words[:-1]
         if words[-1] == "frequencies":
             array = _made(network, named, name)
@@ -64,17 +63,16 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
         layers = array if patterns.is_stacked(name) else array[None]
         for number in spread(len(layers), _MOST_TABLES):
             table = layers[number].reshape(-1, array.shape[-1])
-            kind = _KINDS.get(getattr(network, "position", ""), "rows")
             label = _in_words(words) + (f", layer {number + 1}" if len(layers) > 1 else "")
             rows, columns = grid
-            if kind == "rows":
+            if kind.shown_by == "patches":
                 table = table[-rows * columns :]
-            elif kind == "biases":
+            elif kind.shown_by == "biases":
                 table = table[: (2 * rows - 1) * (2 * columns - 1)]
-            yield label, kind, table, tuple(grid)
-    if getattr(context.config, "position", "") == "sincos2d":
-        table = sincos_2d(context.config.grid, context.config.width)[0]
-        yield "fixed sines and cosines", "rows", table, context.config.grid
+            yield label, kind.shown_by, table, tuple(grid)
+    if issubclass(_kind_of(context.config), ComputedPosition):
+        (table,) = of(context.config).as_learned(None)
+        yield "fixed sines and cosines", "patches", table, context.config.grid
 
 
 def inspect(context: InspectionContext) -> Section:
@@ -113,7 +111,7 @@ def inspect(context: InspectionContext) -> Section:
         section.figures[f"positions_{key}"] = picture
         section.numbers[key] = similarities
     texts = {
-        "rows": (
+        "patches": (
             "A tile for each patch, at its place: how alike its position is to that of every other. "
             "A patch's own place is red; a trained table shows its row and column."
         ),
@@ -130,6 +128,11 @@ def inspect(context: InspectionContext) -> Section:
         "No meaning here: this model has no position embeddings of patches."
     )
     return section
+
+
+def _kind_of(network: ClassifierConfig) -> type[Position]:
+    """The kind of positions; families whose config has no option for that have a learned table."""
+    return kind_of(network.position) if hasattr(network, "position") else Learned
 
 
 def _in_words(words: list[str]) -> str:
@@ -160,10 +163,10 @@ def _made(network: ClassifierConfig, named: dict[str, np.ndarray], name: str) ->
     flat = {n.removeprefix(start): x for n, x in named.items() if n.startswith(start)}
     tree = traverse_util.unflatten_dict(flat, sep="/")
     if not patterns.is_stacked(name):
-        return table_of(network, tree)
+        return of(network).as_learned(tree)
     count = len(named[name])
     return np.stack(
-        [table_of(network, jax.tree.map(lambda x, i=i: x[i], tree)) for i in range(count)]
+        [of(network).as_learned(jax.tree.map(lambda x, i=i: x[i], tree)) for i in range(count)]
     )
 
 

@@ -10,29 +10,21 @@ import numpy as np
 from vit_jax.compute import rope
 from vit_jax.models import classifier
 from vit_jax.models.contract import PatchBatch
-from vit_jax.models.embeddings import sines
 
 
-def positions(
-    table: jax.Array, native: PatchBatch, config: classifier.ClassifierConfig, made_by=None
+def resized_table(
+    table: jax.Array, native: PatchBatch, config: classifier.ClassifierConfig
 ) -> jax.Array:
-    """What is added to the patches.
+    """A table of learned positions, resized to the grid of each image.
 
     Args:
       table: (1, h * w, D), the positions of the model's own grid.
-      config: of a ViT; `native_resize` and `native_aspect` are used where it has them.
-      made_by: what the table was made by; `table_positions.CoordinatePositions` make a table for any grid.
+      config: of the model; `native_resize` and `native_aspect` are used where it has them.
 
     Returns:
       (B, N, D) in the dtype of `table`. Padding has the first patch's.
     """
     rows, columns = places(native)
-    if config.position == "sincos2d":
-        omega = 10_000.0 ** (-np.arange(config.width // 4) / (config.width // 4 - 1))
-        return sines(rows, columns, omega.astype(np.float32)).astype(table.dtype)
-    if config.position == "coordinates":
-        sizes = (native.grids[:, i : i + 1] for i in (0, 1))
-        return made_by.at(rows, columns, *sizes).astype(table.dtype)
     sizes = native.grids
     if getattr(config, "native_aspect", False):
         sizes = jnp.broadcast_to(sizes.max(1, keepdims=True), sizes.shape)

@@ -1,30 +1,14 @@
-"""How tokens know their places (ViT §D.4, Table 8): what kinds of positions there are, and where they
-are added. What is computed of images before that is in `embeddings`.
+"""How tokens know their places (ViT §D.4, Table 8). A kind of position embedding is a class, a `Position`: it knows
+what a model learns for it, what it adds to tokens, its values for images of any size, and how its parameters become
+those of another grid. `KINDS` has all of them by name; nothing else asks for the name of a kind.
 
-  learned     1-D: a vector for every patch, row by row of the image.
-  learned2d   vectors of half the width for every column (X) and every row (Y), one after the other.
-  factorized  vectors of the whole width for every column and every row, added up (NaViT, 2307.06304 §2.1).
-  sincos2d    fixed sines and cosines of column and row.
-  fixed2d     the same as MAE has them: a table that a checkpoint has, in which learned tokens have zeros,
-              and which may be trained later, as `learned`.
-  sinusoid    fixed ones of the row number in a table, which a checkpoint has: T2T's.
-  relative    1-D relative attention: an embedding for every distance p_q - p_k of two patches' places
-              in that row, as a further key; queries meet it as they do keys: q·(k + e) / √C.
-  bias2d      relative position bias (BEiT, 2106.08254): for every distance down and across, and every head,
-              a number that is added to the logits; three more to, from and among tokens that are no patches.
-  coordinates  made of the coordinates of a patch's centre, by learned frequencies and an MLP: `table_positions`.
-  transformer_xl, deberta  the terms of these models for distances in the row of patches: `zoo/relative_terms`.
-
-They are added at the stem, after the patch embedding, or at the beginning of every layer, in each its
-own or in all the same. `IN_LOGITS` act in attention, so in every layer: see `relative_positions`.
-
-Where the paper says nothing, all that is learned begins as the 1-D table of the official code, normal
-with 0.02. At another resolution, learned2d's tables are interpolated along their axis, which is what would
-become of the 2-D table that they make together.
+Positions are added at the stem, after the patch embedding, or at the beginning of every layer, in each its own or in
+all the same. Some act in attention, so in every layer.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,153 +16,238 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import classifier
-from vit_jax.models.embeddings import (
-    draw_position,
-    interpolate,
-    sincos_2d,
-    sinusoids,
-    spread_sincos_2d,
-)
+from vit_jax.base.lazy_table import LazyTable
+from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.contract import PatchBatch
 
-# Kinds that act in attention, and how many products with the queries or keys each adds.
-IN_LOGITS = {"relative": 1, "bias2d": 0, "transformer_xl": 1, "deberta": 2}
-_MADE = ("learned2d", "factorized", "coordinates")  # kinds whose table is made of other parameters
-KINDS = ("learned", *_MADE, "sincos2d", "fixed2d", *IN_LOGITS, "none")
-_TABLES = ("learned", "sinusoid", "fixed2d")
-WITH_PREFIX = (*_TABLES, *_MADE)  # kinds with rows for learned tokens
 PLACES = ("auto", "stem", "layers", "shared")
-# How `native_sizes` resizes a table: with antialiasing, or `linear` without.
+# How images of their own sizes resize a table: with antialiasing, or `linear` without.
 RESIZES = ("bilinear", "bicubic", "linear")
 _STACK = "encoder/layers/"
 
+Variables = nnx.Module | nnx.Variable | None
+Fit = tuple[
+    str, Callable[[np.ndarray], np.ndarray]
+]  # how parameters are fitted, in words, and the function
 
-def place(kind: str, at: str) -> str:
+
+class Position:
+    """A kind of position embedding in a model of one config. This one, `none`, adds nothing.
+
+    Attributes:
+      name: of the kind, `config.position`.
+      config: of the model: its `grid`, `prefix`, `tokens`, `width` and `heads` are used.
+      usual_place: one of `PLACES`, for `position_at=auto`.
+      is_fixed: whether all layers have the same positions, since nothing of them is learned.
+      has_prefix: whether learned tokens have positions too, `config.prefix` rows before the patches'.
+      shown_by: what the rows of its table are of, 'patches', 'distances' or 'biases'; '' if nothing can be shown.
+      acts_in_logits: whether attention adds it to its logits; all others are added to tokens.
+      logit_products: how many products with the queries or keys it costs there.
+    """
+
+    usual_place = ""
+    is_fixed = False
+    has_prefix = False
+    shown_by = "patches"
+    acts_in_logits = False
+    logit_products = 0
+
+    def __init__(self, config: ClassifierConfig):
+        self.config = config
+        self.name = config.position
+
+    def check(self) -> None:
+        """Raises `ConfigError` if the model cannot have these positions."""
+
+    def variables(self, rngs: nnx.Rngs) -> Variables:
+        """The parameters of one place, a stem or a layer, as they begin; `None` if there are none."""
+        return None
+
+    def table(
+        self, variables: Variables, dtype: jnp.dtype, spread: tuple[int, int] | None = None
+    ) -> jax.Array | None:
+        """The positions of all tokens that have one, (1, prefix + N, D).
+
+        Args:
+          variables: those of `variables`.
+          spread: another grid, whose computed positions are spread over the patches; `None`: their own grid.
+        """
+        return None
+
+    def at(self, variables: Variables, table: jax.Array, native: PatchBatch) -> jax.Array:
+        """The positions (B, N, D) of the patches of images of their own sizes.
+
+        Args:
+          table: the patches' rows (1, N, D) of `table`.
+
+        Raises:
+          ConfigError: this kind has none.
+        """
+        raise ConfigError(
+            f"model.position={self.name} has positions for the grid of the model alone, and images have sizes of "
+            "their own (config.data.native_tokens): take learned, sincos2d or coordinates"
+        )
+
+    def of_layer(
+        self, variables: Variables, dtype: jnp.dtype, spread: tuple[int, int] | None = None
+    ) -> jax.Array:
+        """The positions that a layer adds to its tokens, (1, T, D): zeros for tokens without a position."""
+        prefix = self.config.prefix
+        added = self.table(variables, dtype, spread)
+        placeless = jnp.zeros((1, self.config.tokens - added.shape[1], self.config.width), dtype)
+        return jnp.concatenate([added[:, :prefix], placeless, added[:, prefix:]], axis=1)
+
+    def in_logits(self, values: jax.Array):
+        """What attention takes for the values of `of_layer`, see `compute.attend`; of kinds that act there."""
+        raise NotImplementedError
+
+    def as_learned(self, params: Any) -> np.ndarray:
+        """The table that `learned` positions would need for the same: (1, prefix + N, D), of a kind without
+        `has_prefix` (1, N, D).
+
+        Args:
+          params: arrays like `variables`.
+        """
+        return np.zeros((1, patches_of(self.config), self.config.width), np.float32)
+
+    def fit(self, part: str, target: ClassifierConfig, resize: str) -> Fit | None:
+        """`ClassifierConfig.fit_parameter` of a parameter of one place, 'position' or 'position/…'."""
+        return None
+
+
+class ComputedPosition(Position):
+    """Positions that are a function of row and column: `values` is all that a kind of yours needs."""
+
+    usual_place = "stem"
+    is_fixed = True
+
+    def values(self, variables: Variables, rows, columns, height, width) -> jax.Array:
+        """The positions (…, N, D) of patches in these rows and columns.
+
+        Args:
+          rows, columns: (…, N), from 0 on; between two patches too.
+          height, width: the numbers of rows and columns of the image, which broadcast against these.
+        """
+        raise NotImplementedError
+
+    def table(
+        self, variables: Variables, dtype: jnp.dtype, spread: tuple[int, int] | None = None
+    ) -> jax.Array:
+        height, width = self.config.grid
+        rows, columns = np.divmod(np.arange(height * width), width)
+        if spread is not None:
+            rows = (rows + 0.5) * (spread[0] / height) - 0.5
+            columns = (columns + 0.5) * (spread[1] / width) - 0.5
+            height, width = spread
+        return self.values(variables, rows, columns, height, width)[None].astype(dtype)
+
+    def as_learned(self, params: Any) -> np.ndarray:
+        return np.asarray(self.table(params, jnp.dtype("float32")))
+
+    def at(self, variables: Variables, table: jax.Array, native: PatchBatch) -> jax.Array:
+        # Which few runs need.
+        from vit_jax.models import native_sizes
+
+        rows, columns = native_sizes.places(native)
+        heights = native.grids[:, 0:1]
+        widths = native.grids[:, 1:2]
+        return self.values(variables, rows, columns, heights, widths).astype(table.dtype)
+
+
+# Of a published ViT. `learned` and `sincos2d` are the paper's.
+KINDS: LazyTable[type[Position]] = LazyTable(
+    {
+        "learned": "vit_jax.models.grid_positions:Learned",
+        "learned2d": "vit_jax.models.table_positions:Learned2d",
+        "factorized": "vit_jax.models.table_positions:Factorized",
+        "coordinates": "vit_jax.models.table_positions:Coordinates",
+        "sincos2d": "vit_jax.models.grid_positions:Sincos2d",
+        "fixed2d": "vit_jax.models.table_positions:Fixed2d",
+        "relative": "vit_jax.models.relative_positions:Relative",
+        "bias2d": "vit_jax.models.relative_positions:Bias2d",
+        "transformer_xl": "vit_jax.models.relative_positions:TransformerXL",
+        "deberta": "vit_jax.models.relative_positions:Deberta",
+        "none": "vit_jax.models.positions:Position",
+    }
+)
+# Of a T2T-ViT.
+SINUSOID: Mapping[str, str] = {"sinusoid": "vit_jax.models.table_positions:Sinusoid"}
+_T2T: LazyTable[type[Position]] = LazyTable(SINUSOID)
+
+
+def register(name: str, kind: type[Position]) -> None:
+    """Adds a kind of positions from outside the package: `model.position=NAME` of ViTs."""
+    KINDS[name] = kind
+
+
+def of(config: ClassifierConfig) -> Position:
+    """The positions of a model."""
+    return kind_of(config.position)(config)
+
+
+def kind_of(name: str) -> type[Position]:
+    """The kind of that name."""
+    return (_T2T if name in _T2T else KINDS)[name]
+
+
+def place(name: str, at: str) -> str:
     """Where positions are: `stem`, `layers` where each layer has parameters of its own, `shared`; '' for none.
 
     Args:
-      kind: one of `KINDS`, or `sinusoid`.
+      name: of the kind.
       at: one of `PLACES`.
     """
-    if kind == "none":
-        return ""
-    usual = "shared" if kind == "deberta" else "layers" if kind in IN_LOGITS else "stem"
-    level = usual if at == "auto" else at
-    # What is fixed is the same in every layer.
-    fixed = kind in ("sincos2d", "sinusoid", "fixed2d")
-    return "shared" if fixed and level == "layers" else level
+    kind = kind_of(name)
+    level = kind.usual_place if at == "auto" else at
+    return "shared" if kind.is_fixed and level == "layers" else level
 
 
-def check_positions(config: classifier.ClassifierConfig) -> None:
-    """Raises `ConfigError` for positions that there are not; `config` is that of `vit_zoo`, here and below."""
-    kind, at = config.position, config.position_at
-    if kind in ("sincos2d", "fixed2d") and (config.width % 4 or config.width < 8):
-        raise ConfigError(
-            f"position {kind} needs a model width of 8 or more that 4 divides, not {config.width}"
-        )
-    if kind in ("learned2d", "coordinates") and config.width % 2:
-        raise ConfigError(f"position {kind} needs an even model width, not {config.width}")
+def check_positions(config: ClassifierConfig) -> None:
+    """Raises `ConfigError` for positions that there are not; `config` is that of a published ViT."""
+    kind = of(config)
+    at = config.position_at
+    kind.check()
     if config.position_of_registers and config.placed_tokens and not config.position_of_class:
         raise ConfigError(
             "model.position_of_registers needs model.position_of_class: the class token stands before them"
         )
-    if kind == "none" and at != "auto":
+    if not kind.usual_place and at != "auto":
         raise ConfigError(
-            f"model.position=none has nothing to add at model.position_at={at}: leave that at auto"
+            f"model.position={kind.name} has nothing to add at model.position_at={at}: leave that at auto"
         )
-    if kind in IN_LOGITS and at == "stem":
+    if kind.acts_in_logits and at == "stem":
         raise ConfigError(
-            f"model.position={kind} acts in attention, so in every layer: model.position_at is layers or shared"
+            f"model.position={kind.name} acts in attention, so in every layer: model.position_at is layers or shared"
         )
-    if kind in IN_LOGITS and config.attention not in ("auto", "xla"):
+    if kind.acts_in_logits and config.attention not in ("auto", "xla"):
         raise ConfigError(
-            f"model.position={kind} adds to the attention logits, which the kernel of model.attention="
+            f"model.position={kind.name} adds to the attention logits, which the kernel of model.attention="
             f"{config.attention} cannot do: take auto or xla"
         )
 
 
-def variables(
-    config: classifier.ClassifierConfig, rngs: nnx.Rngs
-) -> nnx.Module | nnx.Variable | None:
-    """What a checkpoint has of the positions of one place; `None` if nothing."""
-    patches = math.prod(config.grid)
-    match config.position:
-        case "sinusoid":
-            return nnx.Variable(jnp.asarray(sinusoids(config.prefix + patches, config.width)))
-        case "fixed2d":
-            table = sincos_2d(config.grid, config.width, periods=config.width // 4)
-            return nnx.Variable(jnp.pad(table, [(0, 0), (config.prefix, 0), (0, 0)]))
-        case "learned":
-            return draw_position((1, config.prefix + patches, config.width), rngs)
-    if config.position in _MADE:
-        from vit_jax.models import table_positions
-
-        return table_positions.make(config, rngs)
-    if config.position in IN_LOGITS:
-        from vit_jax.models import relative_positions
-
-        return draw_position(relative_positions.table_shape(config), rngs)
-    return None
-
-
-def table(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
-    """What is added to the tokens: (1, prefix + N, D).
-
-    Args:
-      learned: from `variables`.
-      places: see `vit.VisionTransformer`.
-    """
-    if config.position == "sincos2d":
-        return jnp.asarray(spread_sincos_2d(config.grid, config.width, places), dtype)
-    return (learned() if isinstance(learned, nnx.Module) else learned[...]).astype(dtype)
-
-
-def of_layer(learned, config: classifier.ClassifierConfig, dtype, places=None) -> jax.Array:
-    """What is added to the tokens: (1, T, D), with rows of zeros for tokens without a position; of relative
-    positions, their table.
-    """
-    if config.position in IN_LOGITS:
-        return learned[...]
-    added = table(learned, config, dtype, places)
-    placeless = jnp.zeros((1, config.tokens - added.shape[1], config.width), dtype)
-    return jnp.concatenate(
-        [added[:, : config.prefix], placeless, added[:, config.prefix :]], axis=1
-    )
-
-
 def fit_parameter(
-    name: str, source: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
-) -> tuple[str, Callable] | None:
-    """`classifier.ClassifierConfig.fit_parameter` of positions; `None` for other parameters."""
-    stacked, part = name.startswith(_STACK), name.removeprefix(_STACK)
+    name: str, source: ClassifierConfig, target: ClassifierConfig, resize: str
+) -> Fit | None:
+    """`ClassifierConfig.fit_parameter` of positions; `None` for other parameters."""
+    part = name.removeprefix(_STACK)
     if part.split("/")[0] != "position":
         return None
-    kinds = [(config.position, config.position_place) for config in (source, target)]
-    # A fixed table may be trained.
-    trained = [(kind, kinds[1][1]) for kind in ("sinusoid", "fixed2d")]
-    if kinds[0] != kinds[1] and (kinds[0] not in trained or kinds[1][0] != "learned"):
+    before = (source.position, source.position_place)
+    after = (target.position, target.position_place)
+    is_trained_now = kind_of(source.position).is_fixed and target.position == "learned"
+    if before != after and not (is_trained_now and before[1] == after[1]):
         raise ConfigError(
-            f"{name} is of positions {' at '.join(kinds[0])} in the checkpoint, {' at '.join(kinds[1])} in the "
+            f"{name} is of positions {' at '.join(before)} in the checkpoint, {' at '.join(after)} in the "
             "model: set model.position and model.position_at as they are there"
         )
-    step = _fit(part, source, target, resize)
-    if step and stacked:
-        words, function = step
+    fitted = of(source).fit(part, target, resize)
+    if fitted and name.startswith(_STACK):
+        words, function = fitted
         return words, lambda x: np.stack([function(layer) for layer in x])
-    return step
+    return fitted
 
 
-def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
-    """`fit_parameter` of a parameter of one place."""
-    if source.position in _TABLES:
-        return classifier.fit_positions(source, target, resize)
-    same = source.grid == target.grid or source.position == "coordinates"
-    if part == "position/tokens" or same:
-        return None
-    if source.position in IN_LOGITS:
-        from vit_jax.models import relative_positions
-
-        return relative_positions.resizing(source, target, resize)
-    axis = 1 if part == "position/x" else 0
-    old, new = ((1, config.grid[axis]) for config in (source, target))
-    return resize, lambda x: interpolate(x, new, method=resize, old_grid=old)
+def patches_of(config: ClassifierConfig) -> int:
+    """The number of patches of a model's grid."""
+    return math.prod(config.grid)

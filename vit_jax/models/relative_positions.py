@@ -1,5 +1,5 @@
-"""Tables of the positions that act in attention, `IN_LOGITS` of `positions`: their shapes, and how they go to another
-resolution. What attention computes with them is in `compute/relative`.
+"""Kinds of positions that act in attention: their tables, and how these go to another resolution. What attention
+computes with them is in `compute/relative`.
 
 An embedding of a 1-D distance has the size of a head, and all heads of a layer share it (1803.02155 §3.4), or that of
 a token (`deberta`); tokens that are no patches have no distance. `transformer_xl` has two vectors for each head, and
@@ -14,38 +14,119 @@ geometric progression.)
 """
 
 import math
-from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from vit_jax.models import classifier
-from vit_jax.models.embeddings import interpolate
+from vit_jax.compute import relative
+from vit_jax.models.classifier import ClassifierConfig
+from vit_jax.models.embeddings import draw_position, interpolate
+from vit_jax.models.positions import Fit, Position, Variables, patches_of
 
 OTHERS = 3  # numbers of a bias for tokens that are no patches: from one, to one, and between two
 
 
-def table_shape(config: classifier.ClassifierConfig) -> tuple[int, ...]:
-    """The shape of a layer's table; `config` is that of `vit_zoo`, here and below."""
-    distances, head_size = 2 * math.prod(config.grid) - 1, config.width // config.heads
-    match config.position:
-        case "relative":
-            return distances, head_size
-        case "deberta":
-            return distances, config.width
-        case "transformer_xl":
-            return 2, config.heads, head_size
-    others = OTHERS if config.tokens > math.prod(config.grid) else 0
-    return math.prod(2 * side - 1 for side in config.grid) + others, config.heads
+class InLogits(Position):
+    """Positions that attention adds to its logits. Their parameters are a table of a layer, or of all."""
+
+    usual_place = "layers"
+    shown_by = "distances"
+    acts_in_logits = True
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the table."""
+        raise NotImplementedError
+
+    def variables(self, rngs: nnx.Rngs) -> nnx.Variable:
+        return draw_position(self.shape(), rngs)
+
+    def of_layer(
+        self, variables: Variables, dtype: jnp.dtype, spread: tuple[int, int] | None = None
+    ) -> jax.Array:
+        """The table itself."""
+        return variables[...]
+
+    def fit(self, part: str, target: ClassifierConfig, resize: str) -> Fit | None:
+        old, new = self.config.grid, target.grid
+        if old == new:
+            return None
+        return resize, lambda x: self.interpolated(x, old, new, resize)
+
+    def interpolated(
+        self, table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+    ) -> np.ndarray:
+        """The table of another grid."""
+        return interpolate_distances(table, old, new, method=method)
 
 
-def resizing(
-    source: classifier.ClassifierConfig, target: classifier.ClassifierConfig, method: str
-) -> tuple[str, Callable[[np.ndarray], np.ndarray]] | None:
-    """`method`, and what makes the target's table of a layer of the source's; `None` for the same."""
-    if source.position == "transformer_xl":
+class Relative(InLogits):
+    """An embedding for every distance p_q - p_k of two patches' places in the row of all patches, as a further key;
+    queries meet it as they do keys: q·(k + e) / √C.
+    """
+
+    logit_products = 1
+
+    def shape(self) -> tuple[int, ...]:
+        return _distances_of(self.config), self.config.width // self.config.heads
+
+    def in_logits(self, values: jax.Array):
+        return jax.tree_util.Partial(relative.logits, values)
+
+
+class Bias2d(InLogits):
+    """Relative position bias (BEiT, 2106.08254): for every distance down and across, and every head, a number; three
+    more to, from and among tokens that are no patches.
+    """
+
+    shown_by = "biases"
+
+    def shape(self) -> tuple[int, ...]:
+        others = OTHERS if self.config.tokens > patches_of(self.config) else 0
+        return math.prod(2 * side - 1 for side in self.config.grid) + others, self.config.heads
+
+    def in_logits(self, values: jax.Array):
+        return relative.bias_of_grid(values, tuple(self.config.grid))
+
+    def interpolated(
+        self, table: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+    ) -> np.ndarray:
+        return interpolate_bias(table, old, new, method=method)
+
+
+class TransformerXL(InLogits):
+    """The terms of Transformer-XL for distances in the row of patches, see `zoo/relative_terms`."""
+
+    shown_by = ""
+    logit_products = 1
+
+    def shape(self) -> tuple[int, ...]:
+        return 2, self.config.heads, self.config.width // self.config.heads
+
+    def in_logits(self, values: jax.Array):
+        return relative.distance_sinusoids(patches_of(self.config), self.config.width), values
+
+    def fit(self, part: str, target: ClassifierConfig, resize: str) -> Fit | None:
+        """No vector is of a distance."""
         return None
-    function = interpolate_bias if source.position == "bias2d" else interpolate_distances
-    return method, lambda x: function(x, source.grid, target.grid, method=method)
+
+
+class Deberta(InLogits):
+    """The terms of DeBERTa for distances in the row of patches, see `zoo/relative_terms`."""
+
+    usual_place = "shared"
+    logit_products = 2
+
+    def shape(self) -> tuple[int, ...]:
+        return _distances_of(self.config), self.config.width
+
+    def in_logits(self, values: jax.Array):
+        return values
+
+
+def _distances_of(config: ClassifierConfig) -> int:
+    return 2 * patches_of(config) - 1
 
 
 def interpolate_bias(

@@ -79,8 +79,8 @@ def resized(
 
 
 def spread_sines(model: nnx.Module, config: classifier.ClassifierConfig) -> None:
-    """Has a model at another size spread the fixed sines of `config` over its patches, where it computes such."""
-    if getattr(config, "position", "") == "sincos2d" and hasattr(model, "places"):
+    """Has a model at another size spread the computed positions of `config` over its patches, where it has such."""
+    if hasattr(model, "places"):
         model.places = config.grid
 
 

@@ -1,37 +1,127 @@
-"""Tables of positions that are made of other parameters, `learned2d`, `factorized` and `coordinates` of `positions`:
-a vector for every column and every row, or a function of where the centre of a patch is.
+"""Kinds of positions whose table is made of other parameters, a vector for every column and every row, or a function of
+the centre of a patch; and kinds with a fixed table that a checkpoint has, and that may be trained later.
+
+  learned2d    vectors of half the width for every column (X) and every row (Y), one after the other.
+  factorized   vectors of the whole width for every column and every row, added up (NaViT, 2307.06304 §2.1).
+  coordinates  made of the coordinates of a patch's centre, by learned frequencies and an MLP.
+  fixed2d      sines and cosines of column and row as MAE has them, in which learned tokens have zeros.
+  sinusoid     sines and cosines of the row number in the table: T2T's.
+
+The paper says nothing about how they begin: all that is learned begins as the 1-D table of the official code, normal
+with 0.02. At another resolution, tables of columns and rows are interpolated along their axis, which is what would
+become of the 2-D table that they make together.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier
-from vit_jax.models.embeddings import draw_position
+from vit_jax.models.contract import PatchBatch
+from vit_jax.models.embeddings import draw_position, interpolate, sincos_2d, sinusoids
+from vit_jax.models.grid_positions import Learned, check_sincos_width
 from vit_jax.models.layers import Mlp
+from vit_jax.models.positions import ComputedPosition, Fit, Variables, patches_of
 
 
-def make(config: classifier.ClassifierConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """The positions of one place; called, they give their table. `config` is that of `vit_zoo`, here and below."""
-    kind = CoordinatePositions if config.position == "coordinates" else Learned2d
-    return kind(config, rngs)
+class Learned2d(Learned):
+    """A table of a vector of half the width for every column, and one for every row."""
+
+    summed = False
+
+    def check(self) -> None:
+        _check_even(self)
+
+    def variables(self, rngs: nnx.Rngs) -> nnx.Module:
+        return ColumnsAndRows(self.config, rngs, summed=self.summed)
+
+    def table(
+        self, variables: Variables, dtype: jnp.dtype, spread: tuple[int, int] | None = None
+    ) -> jax.Array:
+        return variables().astype(dtype)
+
+    def as_learned(self, params: Any) -> np.ndarray:
+        module = nnx.eval_shape(lambda: self.variables(nnx.Rngs(0)))
+        return np.asarray(nnx.merge(nnx.split(module)[0], params)())
+
+    def fit(self, part: str, target: classifier.ClassifierConfig, resize: str) -> Fit | None:
+        if part == "position/tokens" or self.config.grid == target.grid:
+            return None
+        axis = 1 if part == "position/x" else 0
+        old, new = ((1, config.grid[axis]) for config in (self.config, target))
+        return resize, lambda x: interpolate(x, new, method=resize, old_grid=old)
 
 
-def table_of(config: classifier.ClassifierConfig, params: dict) -> np.ndarray:
-    """(1, prefix + N, D), the table that the parameters of one place make."""
-    module = nnx.eval_shape(lambda: make(config, nnx.Rngs(0)))
-    return np.asarray(nnx.merge(nnx.split(module)[0], params)())
+class Factorized(Learned2d):
+    """The same with vectors of the whole width, which are added up."""
+
+    summed = True
+
+    def check(self) -> None:
+        """Any width will do."""
 
 
-class Learned2d(nnx.Module):
+class Coordinates(Learned2d):
+    """A learned function of where the centre of a patch is: no parameter depends on the grid."""
+
+    def variables(self, rngs: nnx.Rngs) -> nnx.Module:
+        return OfCentres(self.config, rngs)
+
+    def at(self, variables: Variables, table: jax.Array, native: PatchBatch) -> jax.Array:
+        return ComputedPosition.at(self, variables, table, native)
+
+    def values(self, variables: Variables, rows, columns, height, width) -> jax.Array:
+        """See `ComputedPosition.values`."""
+        return variables.at(rows, columns, height, width)
+
+    def fit(self, part: str, target: classifier.ClassifierConfig, resize: str) -> Fit | None:
+        return None
+
+
+class Fixed2d(Learned):
+    """Sines and cosines in a table of the checkpoint."""
+
+    is_fixed = True
+
+    def check(self) -> None:
+        check_sincos_width(self)
+
+    def variables(self, rngs: nnx.Rngs) -> nnx.Variable:
+        width = self.config.width
+        table = sincos_2d(self.config.grid, width, periods=width // 4)
+        return nnx.Variable(jnp.pad(table, [(0, 0), (self.config.prefix, 0), (0, 0)]))
+
+
+class Sinusoid(Learned):
+    """Sines and cosines of the row number in a table of the checkpoint."""
+
+    is_fixed = True
+
+    def variables(self, rngs: nnx.Rngs) -> nnx.Variable:
+        rows = self.config.prefix + patches_of(self.config)
+        return nnx.Variable(jnp.asarray(sinusoids(rows, self.config.width)))
+
+
+def _check_even(position: Learned2d) -> None:
+    if position.config.width % 2:
+        raise ConfigError(
+            f"position {position.name} needs an even model width, not {position.config.width}"
+        )
+
+
+class ColumnsAndRows(nnx.Module):
     """Tables `x` (1, columns, D/2) and `y` (1, rows, D/2), of `factorized` both of D, and whole vectors `tokens`
     (1, prefix, D) of learned tokens.
     """
 
-    def __init__(self, config: classifier.ClassifierConfig, rngs: nnx.Rngs):
-        (rows, columns), self.summed = config.grid, config.position == "factorized"
-        width = config.width if self.summed else config.width // 2
+    def __init__(self, config: classifier.ClassifierConfig, rngs: nnx.Rngs, *, summed: bool):
+        rows, columns = config.grid
+        self.summed = summed
+        width = config.width if summed else config.width // 2
         self.x = draw_position((1, columns, width), rngs)
         self.y = draw_position((1, rows, width), rngs)
         if config.prefix:
@@ -44,7 +134,7 @@ class Learned2d(nnx.Module):
 
 
 def joined(x, y, tokens=None, *, summed: bool = False):
-    """The table that the parameters of `Learned2d` make, arrays of JAX or NumPy."""
+    """The table that the parameters of `ColumnsAndRows` make, arrays of JAX or NumPy."""
     grid = (y.shape[1], x.shape[1], x.shape[2])
     xp = np if isinstance(x, np.ndarray) else jnp
     both = xp.broadcast_to(x, grid), xp.broadcast_to(y[0][:, None], grid)
@@ -53,7 +143,7 @@ def joined(x, y, tokens=None, *, summed: bool = False):
     return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
 
 
-class CoordinatePositions(nnx.Module):
+class OfCentres(nnx.Module):
     """Learned Fourier features of the centre (x, y) of a patch, and an MLP of one hidden layer (arXiv 2106.02795, Eq. 2
     and 3): MLP([cos W(x, y), sin W(x, y)] / √D).
 

@@ -16,10 +16,10 @@ from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, split
 from vit_jax.compute.learned import per_example
-from vit_jax.models import classifier, contract, pooling
+from vit_jax.models import classifier, contract, pooling, positions
 from vit_jax.models.attention import Attention, implementation_option
 from vit_jax.models.contract import ModelOutput, PatchBatch
-from vit_jax.models.embeddings import PatchEmbedding, prepend, spread_sincos_2d
+from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.layers import Mlp, layer_norm
 
 _SIZE = dict(minimum=1, role="size")
@@ -56,7 +56,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     epsilon: float = option(1e-6, "of the norms", role="convention")
 
     # Rows of the position table that belong to no patch.
-    prefix = property(lambda self: self.placed_tokens if self.position == "learned" else 0)
+    prefix = property(lambda self: self.placed_tokens * positions.of(self).has_prefix)
     has_class_token = property(lambda self: self.pool == "token")
     placed_tokens = property(lambda self: self.has_class_token + self.distilled)
     patches = property(lambda self: self.grid[0] * self.grid[1])
@@ -109,12 +109,9 @@ class VisionTransformer(classifier.Classifier):
         dtype = jnp.dtype(config.dtype)
         return PatchEmbedding(config.patch, config.channels, config.width, dtype=dtype, rngs=rngs)
 
-    def make_position(self, config, rngs: nnx.Rngs) -> nnx.Param | None:
-        """The learned positions (1, prefix + N, D), if there are such."""
-        if config.position != "learned":
-            return None
-        shape = (1, config.prefix + config.patches, config.width)
-        return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
+    def make_position(self, config, rngs: nnx.Rngs) -> positions.Variables:
+        """The learned positions, if there are such."""
+        return positions.of(config).variables(rngs)
 
     def make_encoder(self, config, rngs: nnx.Rngs) -> nnx.Module:
         """From tokens (B, …, D) to tokens."""
@@ -151,9 +148,7 @@ class VisionTransformer(classifier.Classifier):
             if native is None:
                 x = x + per_example(table, x.shape[0])
             else:
-                from vit_jax.models import native_sizes
-
-                x = x + native_sizes.positions(table, native, self.config, self.position)
+                x = x + positions.of(self.config).at(self.position, table, native)
         if visible is not None:
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
         names = ("class_token", "distillation_token", "registers")
@@ -166,10 +161,7 @@ class VisionTransformer(classifier.Classifier):
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         """What `place` adds, (1, prefix + N, D)."""
-        if self.config.position == "sincos2d":
-            table = spread_sincos_2d(self.config.grid, self.config.width, self.places)
-            return jnp.asarray(table, dtype)
-        return None if self.position is None else self.position[...].astype(dtype)
+        return positions.of(self.config).table(self.position, dtype, self.places)
 
     def encode(
         self, x, *, deterministic=True, rngs=None, capture=False, joining=None, native=None

@@ -1,6 +1,7 @@
 """The options of optimizers, `config.optim`."""
 
 import dataclasses
+from collections.abc import Callable
 
 from vit_jax.base import durations
 from vit_jax.base.schema import option
@@ -9,9 +10,22 @@ from vit_jax.base.schema import option
 ELEMENTWISE = (
     "adamw", "nadamw", "lamb", "lars", "sgd", "adafactor", "lion", "rmsprop", "schedule_free"
 )  # fmt: skip
-FALLING = ("cosine", "linear", "polynomial")  # schedules that fall to `lr_end`
+# The shapes of the learning rate after warm-up, and the options that each reads; the functions are in `schedules`.
+SCHEDULES: dict[str, tuple[str, ...]] = {
+    "cosine": ("lr_end",),
+    "linear": ("lr_end",),
+    "polynomial": ("lr_end", "power"),
+    "rsqrt": ("cooldown", "timescale"),
+    "constant": ("cooldown",),
+    "staircase": ("boundaries", "factor"),
+}
 _WITH_ORTHOGONAL = ("muon", "adamuon", "normuon")
 _WITH_BLOCKS = ("shampoo", "soap")
+
+
+def _read_by_schedule(name: str) -> Callable[[str], bool]:
+    """Whether a schedule reads the option of this name."""
+    return lambda schedule: name in SCHEDULES[schedule]
 
 
 def keeps_average(name: str, ema: float) -> bool:
@@ -41,7 +55,7 @@ class Optim:
     schedule: str = option(
         "cosine",
         "shape of the learning rate after warm-up",
-        choices=(*FALLING, "rsqrt", "constant", "staircase"),
+        choices=SCHEDULES,
     )
     warmup: str = option(
         "0 steps",
@@ -61,35 +75,35 @@ class Optim:
     )
     cooldown: str = option(
         "0 steps", "linear fall to 0 at the end, for rsqrt and constant", parse=durations.parse,
-        when={"schedule": ("rsqrt", "constant")},
+        when={"schedule": _read_by_schedule("cooldown")},
     )  # fmt: skip
     timescale: str = option(
         "10000 steps",
         "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)",
         parse=durations.parse,
-        when={"schedule": ("rsqrt",)},
+        when={"schedule": _read_by_schedule("timescale")},
     )
     boundaries: tuple = option(
         (),
         "staircase: when the learning rate falls; steps, epochs, examples or %, warm-up included",
         parse=durations.parse_all,
-        when={"schedule": ("staircase",)},
+        when={"schedule": _read_by_schedule("boundaries")},
     )
     factor: float = option(
         0.1, "staircase: what it is multiplied by each time", minimum=0, maximum=1,
-        when={"schedule": ("staircase",)},
+        when={"schedule": _read_by_schedule("factor")},
     )  # fmt: skip
     power: float = option(
         0.9,
         "polynomial: lr * (1 - p) ^ power, p from 0 to 1 after warm-up",
         above=0,
-        when={"schedule": ("polynomial",)},
+        when={"schedule": _read_by_schedule("power")},
     )
     lr_end: float = option(
         0.0,
         "cosine, linear and polynomial: the learning rate at the end",
         minimum=0,
-        when={"schedule": FALLING},
+        when={"schedule": _read_by_schedule("lr_end")},
     )
     b1: float = option(
         0.9,

@@ -3,16 +3,33 @@ not here.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.optim.options import FALLING, Optim
+from vit_jax.optim import shapes
+from vit_jax.optim.options import SCHEDULES, Optim
+from vit_jax.optim.shapes import Span
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
+Shape = Callable[[jax.Array, Span], jax.Array]
+SHAPES: dict[str, Shape] = {name: getattr(shapes, name) for name in SCHEDULES}
+
+
+def register(name: str, shape: Shape, *, reads: Sequence[str] = ()) -> None:
+    """Adds a schedule from outside the package: `config.optim.schedule=NAME`.
+
+    Args:
+      name: of the schedule.
+      shape: from the number of updates since warm-up, float32, and a `Span`, to the learning rate relative to its peak.
+      reads: the options of `config.optim` that it reads: 'lr_end', 'timescale', 'boundaries', 'factor', 'power', and
+        'cooldown' if it does not fall by itself. A run that sets another one of them is refused.
+    """
+    SHAPES[name] = shape
+    SCHEDULES[name] = tuple(reads)
 
 
 def schedule(
@@ -50,40 +67,35 @@ def schedule(
     cooldown = _steps(config, "cooldown", to_steps)
     timescale = _steps(config, "timescale", to_steps)
     boundaries = _boundaries(config, to_steps, warmup, total_steps)
-    end = config.lr_end / config.lr if config.lr else 0.0
-    span = max(total_steps - warmup, 1)
-    shapes = {  # of k, the steps since warm-up
-        "cosine": lambda k: (
-            end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(k / span, 1)))
-        ),
-        "linear": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)),
-        "polynomial": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)) ** config.power,
-        "rsqrt": lambda k: 1 / jnp.sqrt(1 + k / timescale),
-        "constant": jnp.ones_like,
-        "staircase": lambda k: (
-            config.factor
-            ** sum((k >= boundary - warmup).astype(jnp.float32) for boundary in boundaries)
-        ),
-    }
-    if config.schedule not in shapes:
-        hint = nearest(config.schedule, shapes)
+    if config.schedule not in SHAPES:
+        hint = nearest(config.schedule, SHAPES)
         raise ConfigError(f"config.optim.schedule = {config.schedule!r} is not a schedule{hint}")
-    if config.schedule in (*FALLING, "staircase") and cooldown:
+    shape = SHAPES[config.schedule]
+    span = Span(
+        steps=max(total_steps - warmup, 1),
+        end=config.lr_end / config.lr if config.lr else 0.0,
+        timescale=timescale,
+        boundaries=tuple(boundary - warmup for boundary in boundaries),
+        config=config,
+    )
+    read = SCHEDULES[config.schedule]
+    if cooldown and "cooldown" not in read:
         raise ConfigError(
             f"config.optim.cooldown has no use with the {config.schedule} schedule, which has its own end; "
             "set it to '0 steps'"
         )
-    if config.schedule in ("rsqrt", "constant", "staircase") and config.lr_end:
+    if config.lr_end and "lr_end" not in read:
+        ending = [name for name, options in SCHEDULES.items() if "lr_end" in options]
         raise ConfigError(
             f"config.optim.lr_end has no use with the {config.schedule} schedule; "
-            "set it to 0: only cosine, linear and polynomial end there"
+            f"set it to 0: only {', '.join(ending)} end there"
         )
     if config.lr_end > config.lr:
         raise ConfigError(
             f"config.optim.lr_end = {config.lr_end} is above the peak, lr = {config.lr}; "
             "it is a learning rate, not a share of one"
         )
-    if config.schedule == "rsqrt" and timescale < 1:
+    if "timescale" in read and timescale < 1:
         raise ConfigError(
             f"config.optim.timescale = {config.timescale!r} must be at least one step"
         )
@@ -95,7 +107,7 @@ def schedule(
 
     def relative(count: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(count, jnp.float32)
-        value = shapes[config.schedule](jnp.maximum(t - warmup, 0))
+        value = shape(jnp.maximum(t - warmup, 0), span)
         if warmup:
             value *= jnp.minimum(t / warmup, 1)
         if cooldown:
@@ -112,10 +124,10 @@ def late_schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], 
     Raises:
       ConfigError: see `schedule`; or boundaries are set, which count from the beginning of the run.
     """
-    if config.schedule == "staircase":
+    if "boundaries" in SCHEDULES[config.schedule]:
         raise ConfigError(
-            f"config.optim.late = {config.late!r} has no use with the staircase schedule: set another schedule, or "
-            "late to ()"
+            f"config.optim.late = {config.late!r} has no use with the {config.schedule} schedule: set another "
+            "schedule, or late to ()"
         )
     rest, warmup = (_steps(config, field, to_steps) for field in ("warmup", "late_warmup"))
     if rest + warmup > total_steps:
@@ -133,7 +145,7 @@ def late_schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], 
 
 
 def _boundaries(config: Optim, to_steps, warmup: int, total_steps: int) -> list[int]:
-    if (config.schedule == "staircase") != bool(config.boundaries):
+    if ("boundaries" in SCHEDULES.get(config.schedule, ())) != bool(config.boundaries):
         raise ConfigError(
             f"config.optim.boundaries = {config.boundaries!r} with the {config.schedule} schedule: "
             "the staircase schedule needs them, e.g. ('30%', '60%', '90%'), and no other uses them"

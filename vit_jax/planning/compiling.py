@@ -16,7 +16,7 @@ from vit_jax.planning.target import Target
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh
 from vit_jax.training.guards import check_batch
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step_programs import compile_train_step
 
 LARGEST = 8
 # Of GPUs only the program is read, not its machine code: without the passes over that, program and memory are

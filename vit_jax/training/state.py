@@ -44,6 +44,14 @@ class TrainState:
     frozen_teachers: tuple[Weights, ...] = ()
     base: dict | None = None
 
+    def without_constants(self) -> "TrainState":
+        """The state without the arrays that no step changes."""
+        return self.replace(frozen_teachers=(), base=None)
+
+    def with_constants_of(self, state: "TrainState") -> "TrainState":
+        """This state with the arrays of another that no step changes."""
+        return self.replace(frozen_teachers=state.frozen_teachers, base=state.base)
+
     def kept(self) -> list[str]:
         """The weights that are kept: of 'params', 'ema' and 'teacher'."""
         return [name for name in _TREES if getattr(self, name) is not None]

@@ -16,8 +16,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange.conversions import contract, flax
 from vit_jax.interchange.conversions.rules import Rule
-from vit_jax.models import table_positions
-from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models import positions
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 
 POSITION_OFFICIAL = "Transformer/posembed_input/pos_embedding"
@@ -208,17 +207,10 @@ def with_learned_position(
     """The same model with its positions as a learned table of all patches: fixed ones, those of columns
     and rows, or zeros for none.
     """
-    if config.position in ("learned", "fixed2d"):
-        return dataclasses.replace(config, position="learned"), params
-    if config.position in ("learned2d", "factorized", "coordinates"):
-        table = table_positions.table_of(config, params["position"])
-        config = dataclasses.replace(config, position="learned")
-        return config, params | {"position": table}
-    rows = config.grid[0] * config.grid[1]
-    table = np.zeros((1, rows, config.width), np.float32)
-    if config.position == "sincos2d":
-        table = sincos_2d(config.grid, config.width)
-    config = dataclasses.replace(config, position="learned", position_of_class=False)
+    kind = positions.of(config)
+    table = kind.as_learned(params.get("position"))
+    of_class = config.position_of_class and kind.has_prefix
+    config = dataclasses.replace(config, position="learned", position_of_class=of_class)
     return config, params | {"position": table}
 
 

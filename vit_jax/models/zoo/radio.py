@@ -174,7 +174,7 @@ class Radio(PublishedViT):
         from vit_jax.models import native_sizes
 
         table = self.position[...].astype(patches.dtype)
-        x = patches + native_sizes.positions(table, native, self.config.of_table)
+        x = patches + native_sizes.resized_table(table, native, self.config.of_table)
         return prepend([self.class_token[...].astype(x.dtype)], x)
 
     def positions(self, dtype: jnp.dtype) -> jax.Array:

@@ -101,7 +101,7 @@ class T2TViTConfig(PublishedViTConfig):
     position: str = option(
         "sinusoid",
         "position embeddings; sinusoid: fixed, over the row number; the others as in ViT",
-        choices=("sinusoid", *positions.KINDS),
+        choices=(*positions.SINUSOID, *positions.KINDS),
         role="structure",
     )
 

@@ -107,7 +107,7 @@ class PublishedViT(VisionTransformer):
     def make_position(self, config: PublishedViTConfig, rngs: nnx.Rngs):
         """The positions of the stem, or those that layers share; `None` where layers have their own."""
         of_model = config.position_place in ("stem", "shared")
-        return positions.variables(config, rngs) if of_model else None
+        return positions.of(config).variables(rngs) if of_model else None
 
     def make_encoder(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> nnx.Module:
         """The encoder, with rotary frequencies and the norm before it; a family whose blocks are others has its own."""
@@ -148,7 +148,7 @@ class PublishedViT(VisionTransformer):
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         if self.config.position_place != "stem":
             return None
-        return positions.table(self.position, self.config, dtype, self.places)
+        return super().positions(dtype)
 
     def encode(
         self, x, *, deterministic=True, rngs=None, capture=False, joining=None, native=None
@@ -162,7 +162,7 @@ class PublishedViT(VisionTransformer):
         x = dropout(x, config.dropout, first_key)
         position = None
         if config.position_place == "shared":
-            position = positions.of_layer(self.position, config, x.dtype, self.places)
+            position = positions.of(config).of_layer(self.position, x.dtype, self.places)
         x = self.pre_norm(x) if config.pre_norm else x
         moves = config.rope_shift, config.rope_jitter, config.rope_rescale
         angles = rotary.angles(self.rope, config, draw_key(rngs, deterministic, *moves), native)

@@ -127,7 +127,7 @@ class PublishedBlock(nnx.Module):
     ):
         norm = make_norm(config, dtype=dtype, rngs=rngs)
         own_position = config.position_place == "layers"
-        self.position = positions.variables(config, rngs) if own_position else None
+        self.position = positions.of(config).variables(rngs) if own_position else None
         self.attention_norm = norm(config.width)
         kind = "differential" if config.differential else config.position
         attention = ATTENTION.get(kind, PublishedAttention)
@@ -178,7 +178,7 @@ class PublishedBlock(nnx.Module):
         """Tokens (B, N, D) -> the same, and the attention weights (B, H, N, N).
 
         Args:
-          position: that all layers share, from `positions.of_layer`.
+          position: that all layers share, from `Position.of_layer`.
           angles: what attention takes beside tokens: see `PublishedAttention.project`.
           added: to the logits of attention, in place of what positions add.
           lengths: see `Attention`.
@@ -200,12 +200,11 @@ class PublishedBlock(nnx.Module):
 
     def place(self, x: jax.Array, position: jax.Array | None) -> tuple:
         """x with positions, and what is added to attention's logits."""
+        kind = positions.of(self.config)
         if self.position is not None:
-            position = positions.of_layer(self.position, self.config, x.dtype)
-        if self.config.biased_attention:
-            from vit_jax.compute import relative
-
-            return x, relative.bias(position, self.config)
+            position = kind.of_layer(self.position, x.dtype)
+        if kind.acts_in_logits:
+            return x, kind.in_logits(position)
         return x if position is None else x + position, None
 
 
@@ -253,7 +252,7 @@ class PublishedEncoder(nnx.Module):
           x: (B, N, D).
           key: randomness of dropout and stochastic depth; `None` for none.
           capture: also return `attention` (L, B, H, N, N) and `blocks` (L, B, N, D).
-          position: that all layers share, from `positions.of_layer`.
+          position: that all layers share, from `Position.of_layer`.
           angles: from `rotary.angles`.
           joining: tokens that join before the last blocks; then nothing is captured.
           lengths: (B,), how many leading tokens of each image count; `None`: all.

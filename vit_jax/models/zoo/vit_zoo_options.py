@@ -71,7 +71,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     position: str = option(
         "learned",
         "position embeddings; learned: 1-D; learned2d, factorized: columns and rows; coordinates: of patches' centres; "
-        f"{', '.join(positions.IN_LOGITS)}: in attention's logits",
+        "relative, bias2d, transformer_xl, deberta: in attention's logits",
         choices=positions.KINDS,
         role="structure",
     )
@@ -254,7 +254,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     @property
     def knows_places(self) -> bool:
         """Whether tokens have positions of any kind."""
-        return self.position != "none" or self.rope != "none"
+        return bool(self.position_place) or self.rope != "none"
 
     @property
     def known_as(self) -> tuple[str, str]:
@@ -307,7 +307,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch."""
-        if self.position not in positions.WITH_PREFIX:
+        if not positions.kind_of(self.position).has_prefix:
             return 0
         registers = self.registers if self.position_of_registers else 0
         return (self.placed_tokens if self.position_of_class else 0) + registers
@@ -315,7 +315,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     @property
     def biased_attention(self) -> bool:
         """Whether something is added to attention's logits, which the kernels cannot do."""
-        return self.position in positions.IN_LOGITS
+        return positions.kind_of(self.position).acts_in_logits
 
     @property
     def layers(self) -> dict[str, int]:
@@ -357,5 +357,5 @@ class PublishedViTConfig(VisionTransformerConfig):
             return merging.block_flops(self, n)
         block = attention_flops(n, self.width)
         block += mlp_flops(n, self.width, self.mlp_dim, gated=self.gated_mlp)
-        block += 2 * n * n * self.width * positions.IN_LOGITS.get(self.position, 0)
+        block += 2 * n * n * self.width * positions.kind_of(self.position).logit_products
         return self.depth * max(self.block_branches, 1) * block

@@ -24,13 +24,14 @@ from vit_jax.base.errors import UserError
 from vit_jax.devices import processes
 from vit_jax.training.state import TrainState
 from vit_jax.training.upkeep.copies import Copies, Findings, Marks, hosts
+from vit_jax.training.verdicts import Restore
 
 _NAMED = 5  # arrays in a message
 # What no step changes: a fixed teacher and the parameters below adapters.
 _CONSTANT = ("frozen_teachers", "base")
 
 
-class WrongState(UserError):
+class WrongState(Restore):
     """The state on the devices is not what was computed. The run continues from an earlier one."""
 
     exit_code = processes.START_AGAIN

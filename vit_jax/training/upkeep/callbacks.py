@@ -29,13 +29,14 @@ class Callbacks(MetricWriter):
     """Calls the functions wherever metrics are written: in the first process.
 
     Attributes:
+      functions: the callbacks.
       ended: by which function the run was ended; '' if none did, or if one failed: then it can be continued.
       error: what a function raised; `raise_error` raises it when the run is saved. In other processes a `UserError`
         that says so.
     """
 
     def __init__(self, functions: Sequence[Callback]):
-        self._functions = functions
+        self.functions = functions
         self._verdict = ""
         self.ended = ""
         self.error: Exception | None = None
@@ -43,7 +44,7 @@ class Callbacks(MetricWriter):
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         if self.error or jax.process_index():
             return
-        for function in self._functions:
+        for function in self.functions:
             name = getattr(function, "__qualname__", type(function).__qualname__)
             try:
                 stop = function(step, dict(scalars))
@@ -60,7 +61,7 @@ class Callbacks(MetricWriter):
     def end_the_run(self) -> bool:
         """Whether the run is to end, the same in all processes; each asks at the same steps."""
         verdict = (
-            processes.broadcast_from_first("callbacks", self._verdict) if self._functions else ""
+            processes.broadcast_from_first("callbacks", self._verdict) if self.functions else ""
         )
         if verdict.startswith(_FAILED):
             self.error = self.error or UserError(verdict.removeprefix(_FAILED))

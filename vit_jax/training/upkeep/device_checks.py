@@ -16,8 +16,8 @@ from vit_jax.data.record import Source
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly
+from vit_jax.training.gradient import make_gradient
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import make_gradient
 from vit_jax.training.upkeep import health
 from vit_jax.training.upkeep.audit import Audit, CordonHost, Events, WrongState
 from vit_jax.training.upkeep.health import NonFiniteError

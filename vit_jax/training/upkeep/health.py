@@ -20,6 +20,7 @@ from vit_jax.base.errors import UserError
 from vit_jax.config import Config, Spike
 from vit_jax.data.order import data_step
 from vit_jax.devices import processes
+from vit_jax.training.verdicts import Restore
 
 _NAMED = 5  # tensors in a message
 
@@ -28,7 +29,7 @@ class NonFiniteError(UserError):
     """Loss or gradients stopped being numbers."""
 
 
-class BadStep(NonFiniteError):
+class BadStep(NonFiniteError, Restore):
     """The same, where the run may go back to a checkpoint.
 
     Attributes:

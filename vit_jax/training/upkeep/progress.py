@@ -1,10 +1,9 @@
-"""What a run reports while it trains: metrics, throughput, the status line of a terminal, trace."""
+"""Reports how a run trains: its metrics, its throughput, and the status line of a terminal."""
 
 import collections
 import contextlib
 import dataclasses
 import pathlib
-import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -46,40 +45,25 @@ class Meter:
     demand.
 
     Attributes:
-      batches: those that are trained on.
       skipped: how many updates were skipped before the first step of the window; `None` if that is not known.
     """
 
-    def __init__(
-        self,
-        assembly: Assembly,
-        examples: int,
-        writers: metric_writers.MetricWriter,
-        clock: Clock,
-        start_step: int,
-        window: Sequence[Mapping[str, float]] = (),
-        skipped: float | None = None,
-    ):
-        """Starts at `start_step`.
+    def __init__(self, assembly: Assembly, examples: int, clock: Clock):
+        """Begins with `continue_from`.
 
         Args:
           examples: in the training set.
-          window: what `window` gave when the checkpoint of `start_step` was saved.
-          skipped: what `skipped` was then; `None` if it is not known.
         """
-        self._assembly, self._writers, self._examples = assembly, writers, examples
-        self.batches: loader.Batches | None = None
-        self._clock, self._before = clock, clock.read()
-        self._pending: list[dict] = _as_on_devices(window)
-        self.skipped = skipped
-        self._logged_at, self._start = start_step, (start_step, self._before)
+        self._assembly = assembly
+        self._examples = examples
+        self._clock = clock
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         self._host_waited = [clock.waited] * 2  # before the last step, and since
         self._warned_of_objective = False
         peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
         self._shown, self._left, self._shown_at = (), 0.0, time.monotonic()
-        self._status = logs.status(jax.process_index() == 0).__enter__()
+        self._status = logs.status(jax.process_index() == 0)
 
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps a step's metrics; they are not read yet."""
@@ -95,22 +79,32 @@ class Meter:
         self._pending = jax.device_get(self._pending)
         return [{n: float(value) for n, value in metrics.items()} for metrics in self._pending]
 
-    def rewind(
+    def continue_from(
         self,
         step: int,
+        writers: metric_writers.MetricWriter,
         window: Sequence[Mapping[str, float]] = (),
         skipped: float | None = None,
     ) -> None:
-        """Forgets what came after `step`, from which the run continues; the others as in `__init__`."""
+        """Starts at `step`, or goes back to it and forgets all later metrics.
+
+        Args:
+          writers: they write the metrics.
+          window: the result of `window` when the checkpoint of `step` was saved.
+          skipped: the value of `skipped` at that time; `None` if it is not known.
+        """
+        self._status.__enter__()
+        self._writers = writers
         self.skipped = skipped
-        self._pending = _as_on_devices(window)
+        self._pending: list[dict] = _as_on_devices(window)
         self._logged_at, self._before = step, self._clock.read()
         self._start = step, self._before
 
-    def log(self, step: int, with_skipped: bool = False) -> None:
+    def log(self, step: int, batches: loader.Batches, *, with_skipped: bool = False) -> None:
         """Waits for the devices and writes the means since the last time, and the learning rate of this step.
 
         Args:
+          batches: the loader of the steps' batches.
           with_skipped: whether steps count whose update was skipped: they show why a run ends.
         """
         read = jax.device_get(self._pending)
@@ -124,13 +118,13 @@ class Meter:
         now = self._clock.read()
         spent = {kind: now[kind] - self._before[kind] for kind in ("steps", "input")}
         steps, elapsed = step - self._logged_at, sum(spent.values())
-        seen = self.batches.images_before(step)
-        images = seen - self.batches.images_before(self._logged_at)
+        seen = batches.images_before(step)
+        images = seen - batches.images_before(self._logged_at)
         scalars |= {
             "images_per_second": images / elapsed,
             "step_seconds": elapsed / steps,
             "input_wait": spent["input"] / elapsed,
-            "read_wait": self.batches.read_wait(),
+            "read_wait": batches.read_wait(),
             "model_flops_per_second": self._assembly.flops(self._logged_at, step) / elapsed,
             "examples": seen,
             "epochs": seen / self._examples,
@@ -155,7 +149,8 @@ class Meter:
         )
         self._left, self._shown_at = 60 * scalars["eta_minutes"], time.monotonic()
         self._show(step)
-        self.write(step, scalars)
+        self._writers.write_scalars(step, scalars)
+        self._writers.flush()
         self._logged_at, self._before = step, now
 
     def _pace(self, step: int, now: dict[str, float]) -> float:
@@ -192,11 +187,6 @@ class Meter:
                 _READING_HELPS if scalars["read_wait"] > 0.5 else _DECODING_HELPS,
             )  # fmt: skip
 
-    def write(self, step: int, scalars: dict[str, float]) -> None:
-        """Writes scalars wherever metrics go."""
-        self._writers.write_scalars(step, scalars)
-        self._writers.flush()
-
     def close(self) -> None:
         """Ends the status line."""
         self._status.__exit__()
@@ -230,32 +220,6 @@ def _without_skipped(window: Sequence[Mapping], before: float | None) -> list[Ma
 def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:
     """A window that was saved, of the type in which its mean is computed."""
     return [{name: np.float32(value) for name, value in metrics.items()} for metrics in window]
-
-
-class Profiler:
-    """Records a trace of the steps `first` to `last`, for TensorBoard or Perfetto."""
-
-    def __init__(self, steps: tuple[int, int] | tuple[()], folder: epath.Path):
-        self._first, self._last = steps or (0, 0)
-        # A trace is named by its host, which may have several processes.
-        self._folder = folder / f"process-{jax.process_index()}" if jax.process_index() else folder
-        # JAX writes traces to local folders only.
-        self._local = tempfile.mkdtemp() if steps and places.in_bucket(folder) else None
-
-    def before(self, step: int) -> None:
-        """Starts the trace if this is its first step."""
-        if step == self._first:
-            jax.profiler.start_trace(self._local or str(self._folder))
-
-    def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Ends the trace if this was its last step, when the devices have done it."""
-        if step == self._last:
-            jax.block_until_ready(metrics)
-            jax.profiler.stop_trace()
-            if self._local:
-                metric_writers.copy_grown(pathlib.Path(self._local), self._folder, {})
-                shutil.rmtree(self._local)
-            logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
 
 
 def make_writers(workdir: epath.Path, config: Config, step: int) -> metric_writers.Writers:

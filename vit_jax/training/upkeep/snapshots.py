@@ -20,8 +20,9 @@ from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly
+from vit_jax.training.gradient import make_gradient
+from vit_jax.training.inputs import prepare_inputs
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import make_gradient, prepare_inputs
 from vit_jax.training.upkeep.writers import Histogram, MetricWriter
 
 IMAGES = 8  # of a batch

@@ -109,7 +109,8 @@ class ConsoleWriter(MetricWriter):
                 shown.append(f"{name} {f'{value:.1%}' if share else logs.number_text(value, 3)}")
         if scalars.get("eta_minutes"):
             shown.append(f"{durations.duration_text(60 * scalars['eta_minutes'])} left")
-        logging.info("step %d  %s", step, "  ".join(shown))
+        if shown:
+            logging.info("step %d  %s", step, "  ".join(shown))
 
     def flush(self) -> None:
         sys.stderr.flush()

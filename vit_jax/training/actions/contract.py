@@ -1,0 +1,137 @@
+"""An `Action` does something beside the steps of a run: it logs, evaluates, saves or watches. It sees the `Progress` of
+the run, and may change it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vit_jax.data import loader
+from vit_jax.objectives.contract import Batch
+from vit_jax.training.run import Run
+from vit_jax.training.state import TrainState
+from vit_jax.training.step import Metrics
+from vit_jax.training.verdicts import Restore
+
+# `Checkpoints.save` and its kin: of a step, the parts of a state, a description, and fingerprints.
+Write = Callable[[int, dict, dict, dict | None], None]
+
+
+class Action:
+    """Something that is done beside the steps of a run. Each method does nothing here.
+
+    All processes of a run call the same methods after the same steps. Steps are dispatched ahead of the devices: an
+    action that reads `progress.state` or `progress.metrics` makes the host wait, so it reads them only where it is
+    due. It may replace `progress.state`. It may raise the exceptions of `verdicts`; several hosts have to agree on that
+    first.
+    """
+
+    def start(self, progress: "Progress") -> None:
+        """Called before the first step, and again when the run has gone back to a checkpoint: then
+        `progress.went_back_for` says why.
+        """
+
+    def compile(self, progress: "Progress", batches: Sequence[Batch]) -> None:
+        """Has its own programs compiled, before any process runs the first step.
+
+        Args:
+          batches: shapes of all kinds of batches of the run; `progress.batch` is the first.
+        """
+
+    def before_step(self, progress: "Progress") -> None:
+        """Called before step `progress.step + 1`, which trains on `progress.batch`."""
+
+    def after_step(self, progress: "Progress") -> None:
+        """Called after step `progress.step`. Its metrics are `progress.metrics`, on the devices."""
+
+    def end(self, progress: "Progress") -> None:
+        """Called once after the last step, when the state is saved."""
+
+    def state(self, progress: "Progress") -> dict[str, Any]:
+        """A checkpoint keeps this, as JSON, among the other names of its description."""
+        return {}
+
+    def load_state(self, saved: dict[str, Any]) -> None:
+        """Continues from the description of a checkpoint; of a new run it has none of the names of `state`."""
+
+    def close(self) -> None:
+        """Called at the end, also after an error."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+      run: its parts.
+      actions: they are called in this order.
+      state: the training state, on the devices.
+      step: the number of steps done.
+      batch: the batch of the next step; after a step, the batch of that step.
+      batches: the loader that the batches come from.
+      metrics: the metrics of the last step, on the devices.
+      results: the metrics of the last evaluation.
+      evaluated_at: the step of that evaluation; −1 before the first one of this process.
+      conclusions: further entries of the result of the run, such as its best evaluation.
+      ended: why the run is complete before its last step; '' if it is not.
+      went_back_for: why the run has gone back to a checkpoint, if it did so just now.
+    """
+
+    run: Run
+    actions: Sequence[Action]
+    state: TrainState
+    step: int
+    batch: Batch = dataclasses.field(default_factory=dict)
+    batches: loader.Batches | None = None
+    metrics: Metrics = dataclasses.field(default_factory=dict)
+    results: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluated_at: int = -1
+    conclusions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ended: str = ""
+    went_back_for: Restore | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps are done."""
+        return self.step >= self.run.total_steps
+
+    def take_up(self, saved: dict[str, Any]) -> None:
+        """Gives the clock and the actions the description of the checkpoint that the run continues from."""
+        self.run.clock.resumed_from(saved["goodput"], saved["seconds"])
+        for action in self.actions:
+            action.load_state(saved)
+
+    def save(self, write: Write | None = None) -> None:
+        """Checks the state and saves it, with the state of each action.
+
+        Args:
+          write: by default `Checkpoints.save`, which returns before the checkpoint is written.
+
+        Raises:
+          NonFiniteError, WrongState: the state is not good; nothing is saved.
+        """
+        run = self.run
+        write = write or run.checkpoints.save
+        self.check_health()
+        with run.clock.during("save", after=self.state):
+            self.state = run.checks.verify(self.step, self.state)
+            parts = self.state.parts()
+            seconds = run.clock.training_seconds
+            kept = {"seconds": seconds, "goodput": run.clock.read()}
+            for action in self.actions:
+                kept |= action.state(self)
+            marks = run.checks.marks_of(parts)
+            write(self.step, parts, run.description | kept, marks)
+
+    def save_now(self) -> None:
+        """Saves, and returns when the checkpoint is on the disk."""
+        self.save(self.run.checkpoints.save_now)
+        if self.run.tier:
+            self.run.tier.discard()
+
+    def check_health(self) -> None:
+        """Waits for the devices. Raises `NonFiniteError` if steps were bad, `WrongState` if a device is at fault."""
+        run = self.run
+        self.state = run.checks.check_health(
+            self.state, run.checkpoints.steps, run.skipped_data.ranges
+        )
