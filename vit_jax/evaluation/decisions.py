@@ -65,7 +65,7 @@ def choose_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndar
         last = ends[np.argmax(f1)]
         if last + 1 == len(
             ranked
-        ):  # All images have the class as an answer, those of probability 0 too.
+        ):  # Every image has the class as an answer, at a probability of 0 too.
             thresholds[c] = ranked[last] / 2
             continue
         below = ranked[last + 1]

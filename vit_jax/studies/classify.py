@@ -82,7 +82,7 @@ def classify(
 
     Returns:
       `report`, `checkpoint`, `metric`, `held_out`, `way`, `seconds`, and `photos`: see `photos.Photos.describe`.
-      `metric` is the name of the metric by which classifiers are compared, 'accuracy' of photos with one label each and
+      `metric` is the name of the metric that compares classifiers: 'accuracy' of photos with one label each,
       'mean_average_precision' of several labels. The result has its value under that name, the one of the linear head
       as `head_accuracy` or `head_mean_average_precision` (`None` without a head), and the figures of
       `labelling.Labelling`.
@@ -432,9 +432,11 @@ def _write_page(
             f"Weights: {kept['weights_used']}. Chosen: {kept['text']}; all took {durations.duration_text(spent)}."
         )
         page.table([["way", "time here"], *kept["options"]])
-        known = {kind: value for kind, value in values.items() if value is not None}
-        rows = [[kind, f"{value:.1%}"] for kind, value in known.items()]
-        page.table([["trained", f"{looked.labelling.words} on held-out photos"], *rows])
+        table = [["trained", f"{looked.labelling.words} on held-out photos"]]
+        for kind, value in values.items():
+            if value is not None:
+                table.append([kind, f"{value:.1%}"])
+        page.table(table)
         page.heading("Continue by hand")
         page.commands(commands)
 

@@ -1,5 +1,5 @@
-"""Photos with one label each, and photos with several: how they are held out and trained on, by which metric
-classifiers are compared, and the sentences and tables of a page.
+"""Photos with one label each, and photos with several: how they are held out and trained on, the metric that compares
+classifiers, and the sentences and tables of a page.
 """
 
 import abc
@@ -18,8 +18,8 @@ class Labelling(abc.ABC):
     """How many labels a photo has.
 
     Attributes:
-      metric: by which classifiers are compared, as the evaluator `classification` names it.
-      words: what a person calls it.
+      metric: the name of the metric that compares classifiers, one of the evaluator `classification`.
+      words: the same in plain words.
       figures: further metrics that `classify` returns.
       settings: fields of the config of a run, and their values as text.
       probabilities: the function from logits to them.
@@ -84,7 +84,8 @@ class OneLabel(Labelling):
         return labels[:, None] == np.arange(classes)
 
     def score(self, logits: np.ndarray, targets: np.ndarray) -> float:
-        return float(np.mean(logits.argmax(-1) == targets.argmax(-1)))
+        is_right = logits.argmax(-1) == targets.argmax(-1)
+        return float(np.mean(is_right))
 
     def sentence(self, result: Mapping) -> str:
         low = 100 * result["accuracy_low"]
@@ -110,11 +111,11 @@ class OneLabel(Labelling):
         return lines
 
     def class_table(self, rows: Sequence[Row]) -> list[list[str]]:
-        rows = sorted(rows, key=lambda row: (not int(row["examples"]), float(row["recall"])))
         table = [["class", "held out", "recall", "precision"]]
-        for row in rows:
-            recall = share_text(row["recall"]) if int(row["examples"]) else "-"
-            table.append([row["class"], row["examples"], recall, share_text(row["precision"])])
+        for row in sorted(rows, key=_worst_recall_first):
+            recall = share_text(row["recall"]) if _has_examples(row) else "-"
+            precision = share_text(row["precision"])
+            table.append([row["class"], row["examples"], recall, precision])
         return table
 
     def class_note(self) -> str:
@@ -124,7 +125,8 @@ class OneLabel(Labelling):
         )
 
     def mistake(self, row: Row) -> str:
-        return f"{row['class']}, taken for {row['predicted']} ({share_text(row['probability'])})"
+        probability = share_text(row["probability"])
+        return f"{row['class']}, taken for {row['predicted']} ({probability})"
 
 
 class SeveralLabels(Labelling):
@@ -163,13 +165,14 @@ class SeveralLabels(Labelling):
         right = round(metrics["accuracy"] * labelled)
         low = 100 * metrics["accuracy_low"]
         high = 100 * metrics["accuracy_high"]
-        lines = [f"Mean average precision {metrics[self.metric]:.1%} on {count:,} held-out images"]
-        known = [int(row["examples"]) for row in rows if int(row["examples"])]
-        if known:
-            chance = np.mean(known) / count
+        mean = metrics[self.metric]
+        lines = [f"Mean average precision {mean:.1%} on {count:,} held-out images"]
+        examples = [int(row["examples"]) for row in rows if _has_examples(row)]
+        if examples:
+            chance = np.mean(examples) / count
             lines.append(
-                f"It is the mean over {len(known):,} classes with held-out images; answers at random have about "
-                f"{chance:.1%}."
+                f"It is the mean over the classes with held-out images, {len(examples):,}; answers at random have "
+                f"about {chance:.1%}."
             )
         lines.append(
             f"{metrics['accuracy']:.1%} of {labelled:,} held-out images are classified correctly ({right:,}), if that "
@@ -184,12 +187,10 @@ class SeveralLabels(Labelling):
         return lines
 
     def class_table(self, rows: Sequence[Row]) -> list[list[str]]:
-        rows = sorted(rows, key=_average_precision)
         table = [["class", "held out", "average precision", "recall", "precision", "threshold"]]
-        for row in rows:
-            has_examples = int(row["examples"]) > 0
-            average = share_text(row["average_precision"]) if has_examples else "-"
-            recall = share_text(row["recall"]) if has_examples else "-"
+        for row in sorted(rows, key=_worst_ranks_first):
+            average = share_text(row["average_precision"]) if _has_examples(row) else "-"
+            recall = share_text(row["recall"]) if _has_examples(row) else "-"
             threshold = f"{float(row['threshold']):.2f}"
             precision = share_text(row["precision"])
             table.append([row["class"], row["examples"], average, recall, precision, threshold])
@@ -205,7 +206,8 @@ class SeveralLabels(Labelling):
 
     def mistake(self, row: Row) -> str:
         labels = row["class"] or NO_CLASS
-        return f"{labels}; answered {row['predicted']} ({share_text(row['probability'])})"
+        probability = share_text(row["probability"])
+        return f"{labels}; answered {row['predicted']} ({probability})"
 
 
 ONE_LABEL = OneLabel()
@@ -228,7 +230,16 @@ def share_text(text: str) -> str:
     return f"{float(text):.0%}"
 
 
-def _average_precision(row: Row) -> tuple[bool, float]:
-    """The order of a class in the table: those without held-out images come last."""
-    has_examples = int(row["examples"]) > 0
-    return not has_examples, float(row["average_precision"]) if has_examples else 0.0
+def _has_examples(row: Row) -> bool:
+    """Whether a class has held-out images."""
+    return int(row["examples"]) > 0
+
+
+def _worst_recall_first(row: Row) -> tuple[bool, float]:
+    """The order of a class in a table: a class without held-out images comes last."""
+    return not _has_examples(row), float(row["recall"])
+
+
+def _worst_ranks_first(row: Row) -> tuple[bool, float]:
+    """The order of a class in a table: a class without held-out images, which has no average precision, comes last."""
+    return not _has_examples(row), float(row["average_precision"])
