@@ -9,6 +9,8 @@ import subprocess
 import sys
 import termios
 
+import pytest
+
 from tests.as_from_a_shell import AS_FROM_A_SHELL
 from vit_jax.base import native_log
 
@@ -196,3 +198,24 @@ def test_what_native_libraries_print_is_no_part_of_a_result():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr, done.returncode) == ("before\nresult\n", "native\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("native", "encoding"),
+    [
+        ("import ctypes; c = ctypes.CDLL(None); c.puts(b'native'); c.fflush(None)", "utf-8"),
+        ("import ctypes; ctypes.CDLL(None).puts(b'native')", "ascii:backslashreplace"),
+        ("import subprocess; subprocess.run(['echo', 'native'])", "utf-8"),
+    ],
+    ids=["C", "C at exit", "a child"],
+)
+def test_a_result_is_alone_whoever_prints_and_in_any_encoding(native, encoding):
+    code = (
+        "import json\nfrom vit_jax.base import native_log\nnative_log.keep_from_stdout()\n"
+        f"{native}\nprint(json.dumps(['Füße'], ensure_ascii=False), end='')\n"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert (done.stderr, done.returncode) == (b"native\n", 0)
+    encoded = {"utf-8": "Füße".encode(), "ascii:backslashreplace": b"F\\xfc\\xdfe"}[encoding]
+    assert done.stdout == b'["' + encoded + b'"]'

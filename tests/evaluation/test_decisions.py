@@ -93,6 +93,58 @@ def test_rates_and_ranks_are_those_of_scikit_learn(seed):
         assert np.isnan(found["auc"])
 
 
+def rare() -> tuple[np.ndarray, np.ndarray]:
+    """One image in hundreds has a class, and one class most of the images."""
+    random = np.random.default_rng(11)
+    logits = random.normal(size=(600, 4)).astype(np.float32)
+    targets = random.random((600, 4)) < (0, 0.004, 0.05, 0.97)
+    targets[599, 0] = True
+    return logits, targets
+
+
+def saturated() -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities that are 0 or 1 in float64, or next to these, on either side of the truth."""
+    random = np.random.default_rng(12)
+    logits = random.choice([-800, -40, -17, 17, 40, 800], (80, 3)).astype(np.float32)
+    return logits, random.random((80, 3)) < 0.5
+
+
+def reversed_ranks() -> tuple[np.ndarray, np.ndarray]:
+    """A class that is ranked perfectly, one that is ranked the wrong way round, and one of equal scores."""
+    logits = np.linspace(-4, 4, 90, dtype=np.float32)[:, None] * [1, -1, 0]
+    return logits, np.repeat(np.arange(90)[:, None] >= 60, 3, axis=1)
+
+
+@pytest.mark.parametrize("make", [rare, saturated, reversed_ranks])
+def test_each_class_is_that_of_scikit_learns_report(make):
+    logits, targets = make()
+    likely = measures.probabilities(logits, "sigmoid")
+    thresholds = decisions.choose_thresholds(likely, targets)
+    decided = likely >= thresholds
+    columns = decisions.by_class(likely, targets, decided)
+    found = decisions.means(likely, targets, decided)
+    report = metrics.classification_report(targets, decided, output_dict=True, zero_division=0)
+    pairs = metrics.multilabel_confusion_matrix(targets, decided)
+    for c in range(targets.shape[1]):
+        for ours, name in (("precision",) * 2, ("recall",) * 2, ("f1", "f1-score")):
+            assert columns[ours][c] == pytest.approx(report[str(c)][name], abs=1e-6), (c, ours)
+        assert columns["examples"][c] == report[str(c)]["support"]
+        assert columns["predicted"][c] == pairs[c, :, 1].sum()
+        precision, recall, _ = metrics.precision_recall_curve(targets[:, c], likely[:, c])
+        with np.errstate(invalid="ignore"):
+            best = np.nanmax(2 * precision * recall / (precision + recall))
+        assert columns["f1"][c] == pytest.approx(best, abs=1e-9)
+    for average, ending in (("macro avg", ""), ("micro avg", "_micro")):
+        assert found[f"f1{ending}"] == pytest.approx(report[average]["f1-score"], abs=1e-6)
+    for average, name in (
+        ("macro", "mean_average_precision"),
+        ("micro", "average_precision_micro"),
+    ):
+        expected = metrics.average_precision_score(targets, likely, average=average)
+        assert found[name] == pytest.approx(expected, abs=1e-6)
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(targets, likely), abs=1e-6)
+
+
 @pytest.mark.parametrize("seed", SETS)
 def test_thresholds_have_the_best_f1_of_all_and_are_the_highest_of_these(seed):
     likely, targets, _ = drawn(seed)

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from sklearn import linear_model
 from sklearn.neighbors import KNeighborsClassifier
 
 from tests.models.conftest import parameters
@@ -26,7 +28,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.classification import _table
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator
 from vit_jax.evaluation.features import Features
-from vit_jax.evaluation.few_shot import choose, fit_linear
+from vit_jax.evaluation.few_shot import choose, fit_linear, fit_members
 from vit_jax.evaluation.metric_order import MetricOrder
 from vit_jax.evaluation.neighbours import NeighbourOptions, _make_vote, nearest
 from vit_jax.evaluation.progress import with_progress
@@ -89,6 +91,24 @@ def test_the_linear_fit_is_least_squares_in_float64(examples, width):
     expected = prepared(further) @ np.linalg.lstsq(a, y, rcond=None)[0]
     found = fit_linear(x, labels, 4, 1024.0)(further)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [12, 90])
+def test_the_linear_fit_of_several_labels_is_scikit_learns_ridge_regression(width):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, width)) * 3 + 1
+    targets = random.random((60, 4)) < (0.5, 0.3, 0.1, 0.0)  # some rows and one class have none
+    further = random.normal(size=(5, width))
+    mean, std = x.mean(0), x.std(0) + 1e-5
+
+    def prepared(values):
+        return np.concatenate([(values - mean) / std, np.full((len(values), 1), 100.0)], axis=1)
+
+    ridge = linear_model.Ridge(alpha=30.0, fit_intercept=False)
+    expected = ridge.fit(prepared(x), 2.0 * targets - 1).predict(prepared(further))
+    of_class = scipy.sparse.csc_array(targets.T.astype(np.float64))
+    found = fit_members(x, of_class, 30.0)(further)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_few_shots_are_chosen_from_every_class_and_differ_by_seed():

@@ -20,6 +20,8 @@ from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.models import registry
+from vit_jax.objectives.contract import Learner
+from vit_jax.objectives.supervised import training_accuracy
 from vit_jax.pictures.page import Page
 from vit_jax.studies import judged
 
@@ -109,6 +111,66 @@ def test_images_without_a_label_are_of_no_class_or_unknown(unlabelled, rows, mon
     missing = int(np.sum(~LABELLED))
     assert caplog.text.count(f"{missing} of 50 images have no label and") == 2
     assert caplog.text.count(f"unlabelled={said!r}") == 2
+
+
+def false_alarms() -> tuple[np.ndarray, np.ndarray]:
+    """Images of no class, whose logits are above those of all others."""
+    return LOGITS + np.where(LABELLED, 0, 20)[:, None].astype(np.float32), TARGETS
+
+
+def one_labelled_image() -> tuple[np.ndarray, np.ndarray]:
+    targets = np.zeros_like(TARGETS)
+    targets[7, 2] = True
+    return LOGITS, targets
+
+
+def ties() -> tuple[np.ndarray, np.ndarray]:
+    """Two values of logits, over images most of which have no label."""
+    return np.sign(LOGITS), TARGETS & (np.arange(50) % 5 > 2)[:, None]
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "binary"])
+@pytest.mark.parametrize("make", [false_alarms, one_labelled_image, ties])
+def test_images_of_no_class_cost_what_scikit_learn_says(make, kind, monkeypatch):
+    logits, targets = make()
+    fields = {"objective.loss": kind}
+    found = judge(
+        monkeypatch, "accuracy", "classification", logits=logits, targets=targets, **fields
+    )
+    likely = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    losses = [metrics.log_loss(targets[:, c], likely[:, c], labels=[0, 1]) for c in range(4)]
+    expected = np.sum(losses) if kind == "sigmoid" else np.mean(losses)
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    there = targets.any(0)
+    precision = metrics.average_precision_score(targets[:, there], likely[:, there])
+    assert found["classification/mean_average_precision"] == pytest.approx(precision, abs=1e-6)
+    labelled = targets.any(1)
+    of_labelled = metrics.average_precision_score(
+        targets[labelled][:, there], likely[labelled][:, there]
+    )
+    assert precision < of_labelled
+    rates = metrics.precision_recall_fscore_support(
+        targets, likely >= 0.5, labels=np.flatnonzero(there), average="macro", zero_division=0
+    )
+    assert found["classification/precision"] == pytest.approx(rates[0], abs=1e-6)
+
+
+def test_a_false_alarm_on_an_image_of_no_class_is_the_surest_mistake(monkeypatch, tmp_path):
+    logits, targets = false_alarms()
+    options = {"out": str(tmp_path), "images": True}
+    judge(monkeypatch, ("classification", options), logits=logits, targets=targets)
+    rows = list(csv.DictReader((tmp_path / "mistakes.csv").open()))
+    first = rows[: np.sum(~LABELLED)]
+    assert {row["class"] for row in first} == {""}
+    assert {row["image"] for row in first} == {f"{i}.png" for i in np.flatnonzero(~LABELLED)}
+
+
+def test_the_accuracy_that_training_logs_is_that_of_the_evaluation(monkeypatch):
+    found = judge(monkeypatch, "accuracy")
+    learner = Learner(None, None, None, jax.numpy.int32(0))
+    targets = TARGETS.astype(np.float32)
+    logged = training_accuracy(learner, jax.numpy.asarray(LOGITS), targets, multi_label=True)
+    assert float(logged.mean()) == pytest.approx(found["accuracy"], rel=1e-6)
 
 
 def test_a_softmax_has_no_images_of_no_class(monkeypatch):

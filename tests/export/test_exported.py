@@ -1,6 +1,7 @@
 """`predict` of a file that `export` wrote, against transformers' model of the same weights and against the run."""
 
 import json
+import shutil
 import zipfile
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.serving.conftest import make_run
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.data.record import BadImage
 from vit_jax.export import exported
+from vit_jax.export import run as exporting
 from vit_jax.export.run import export_run
 from vit_jax.prediction.images import Named
 from vit_jax.prediction.predict import predict
@@ -102,6 +104,33 @@ def files(tmp_path_factory):
     model.producer_name = "another"
     onnx.save(model, folder / "foreign.onnx")
     return folder
+
+
+@pytest.mark.parametrize(("name", "to"), [("classes.onnx", "onnx"), ("features.zip", "stablehlo")])
+def test_a_file_is_replaced_by_the_same_export_alone(files, tmp_path, monkeypatch, name, to):
+    class Loaded(Exception):
+        """The model would be loaded now."""
+
+    def load(*_):
+        raise Loaded
+
+    monkeypatch.setattr(exporting, "load_for_images", load)
+    out = tmp_path / name
+    shutil.copy(files / name, out)
+    before = out.read_bytes()
+    with pytest.raises(Loaded):
+        exporting.export("here", str(out), to=to)
+    with pytest.raises(ConfigError, match="other arguments \\(checkpoint\\): name"):
+        exporting.export("there", str(out), to=to)
+    with pytest.raises(ConfigError, match="other arguments \\(options\\): name"):
+        exporting.export("here", str(out), to=to, precision="int8")
+    with pytest.raises(ConfigError, match="other arguments \\(options\\): name"):
+        export_run(make_run(), str(out), to=to, batch_size=2)
+    assert out.read_bytes() == before
+    out.write_bytes(b"of another program")
+    with pytest.raises(ConfigError, match="is there and would be replaced, and no earlier run"):
+        exporting.export("here", str(out), to=to)
+    assert out.read_bytes() == b"of another program"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_command_compares_every_output(command, folder, tmp_path):
 
     def compared(names):
         code, out, err = command(
-            "export", f"--checkpoint={folder}", "--to=onnx", f"--out={tmp_path}/m.onnx", "--json",
+            "export", f"--checkpoint={folder}", "--to=onnx", f"--out={tmp_path}/{names}.onnx", "--json",
             f"--outputs={names}", f"--images={tmp_path}/a.png",
         )  # fmt: skip
         assert code == 0, err

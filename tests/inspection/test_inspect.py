@@ -2,6 +2,7 @@
 and checkpoints.
 """
 
+import dataclasses
 import io
 import json
 import re
@@ -14,13 +15,16 @@ from PIL import Image
 from tests.inspection import references
 from tests.models.conftest import parameters, statistics
 from tests.models.test_contract import COMMON, FAMILIES, TINY
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.inspection import observe, run
+from vit_jax.inspection.contract import InspectOptions
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.models.layout import layouts
 from vit_jax.models.preprocessing import Preprocessing
 from vit_jax.models.registry import Weights
+from vit_jax.prediction import output_names
 
 PLAIN = dict(
     image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2, num_classes=5,
@@ -150,6 +154,57 @@ def test_the_page_needs_no_network_and_names_the_images_that_cannot_be_read(tmp_
     assert [name.rsplit("/")[-1] for name in numbers["unreadable"]] == ["cut.png", "empty.png"]
     assert numbers["logits"].shape == (5, 5) and list(numbers["classes"]) == list("01234")
     assert (tmp_path / "report" / "attention_overlays.png").exists()
+    before = {file.name: file.read_bytes() for file in (tmp_path / "report").iterdir()}
+    code, _, err = command(
+        "inspect", f"--checkpoint={tmp_path / 'model'}", f"--images={folder}/0.png",
+        f"--out={tmp_path / 'report'}", "--shown=1",
+    )  # fmt: skip
+    assert (
+        code == 2 and "was made with other arguments (images, options): name another place" in err
+    )
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "report").iterdir()}
+
+
+class Loaded(Exception):
+    """The model would be loaded now."""
+
+
+@pytest.fixture
+def before_loading(monkeypatch):
+    def load(*_):
+        raise Loaded
+
+    monkeypatch.setattr(run, "load_for_images", load)
+
+
+def test_a_report_is_replaced_by_the_same_command_alone(tmp_path, monkeypatch, before_loading):
+    monkeypatch.chdir(tmp_path)
+    photos(tmp_path / "photos", 2)
+    out = tmp_path / "report"
+    with pytest.raises(Loaded):
+        run.inspect("model", ["photos/*.png"], out)
+    for name in ("report.html", "filters.png"):
+        (out / name).write_bytes(b"mine")
+        with pytest.raises(ConfigError, match=f"{name} is there and would be replaced"):
+            run.inspect("model", ["photos/*.png"], out)
+        (out / name).unlink()
+    (out / "notes.txt").write_bytes(b"mine")
+    made_by = output_names.command_arguments(
+        "model",
+        images=[str(tmp_path / "photos/*.png")],
+        options=dataclasses.asdict(InspectOptions()),
+        settings=[],
+        model={},
+    )
+    (out / "inspect.json").write_text(json.dumps(made_by))
+    (out / "report.html").write_bytes(b"of the first run")
+    with pytest.raises(Loaded):
+        run.inspect("model", ["photos/*.png"], "report")
+    with pytest.raises(ConfigError, match="other arguments \\(checkpoint\\): name"):
+        run.inspect("another", ["photos/*.png"], out)
+    with pytest.raises(ConfigError, match="other arguments \\(images, options\\): name"):
+        run.inspect("model", ["photos/1.png"], out, options=InspectOptions(shown=1))
+    assert (out / "report.html").read_bytes() == b"of the first run"
 
 
 @pytest.mark.parametrize(

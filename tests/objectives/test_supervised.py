@@ -11,7 +11,9 @@ from tests import without_torchvision
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
+from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Learner, ObjectiveContext
+from vit_jax.objectives.distill import Distill, DistillOptions
 from vit_jax.objectives.supervised import (
     Supervised,
     SupervisedOptions,
@@ -140,3 +142,44 @@ def test_the_training_accuracy_is_the_share_of_the_images_that_have_a_class(rows
     assert found.mean() == pytest.approx(expected, rel=1e-6)
     alone = training_accuracy(learner.replace(held_out=True), *arrays, multi_label=True)
     np.testing.assert_array_equal(alone, np.array(right) & labelled)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_the_training_accuracy_of_a_batch_over_devices_is_one_minus_the_one_error(share):
+    """Of images of any number of labels, as a run has them: sharded over devices that have different images."""
+    draws = np.random.default_rng(3)
+    labels = (draws.random((64, 7)) < share) & (draws.random((64, 1)) < 0.6)
+    labels[:8] = False  # The first device has no image of a class.
+    logits = np.round(draws.normal(size=labels.shape)).astype(np.float32)
+    ones = [row[z.argmax()] for row, z in zip(labels, logits, strict=True) if row.any()]
+    mesh = meshes.make_mesh({"data": 8, "fsdp": 1, "tensor": 1})
+    arrays = jax.device_put((logits, labels.astype(np.float32)), meshes.batch_sharding(mesh))
+    learner = Learner(None, None, None, jnp.int32(0))
+
+    @jax.jit
+    def mean(logits, labels):
+        return training_accuracy(learner, logits, labels, multi_label=True).mean()
+
+    assert float(mean(*arrays)) == pytest.approx(np.mean(ones), rel=1e-6)
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+def test_distillation_logs_the_accuracy_of_supervision(multi_label):
+    """By an image's own labels, whatever the teacher says."""
+    context = ObjectiveContext(
+        SimpleNamespace(num_classes=4, exit_flops=(), two_heads=False),
+        (0.5,), (0.5,), 1, int, multi_label=multi_label,
+    )  # fmt: skip
+    labels = LABELS[:3] if multi_label else np.eye(4, dtype=np.float32)[[0, 1, 1]]
+    logits = jnp.asarray([[3, 0, 0, 0], [0, 0, 0, 2], [1, 0, 0, 0]], jnp.float32)
+    learner = Learner(
+        lambda *_, **__: SimpleNamespace(logits=logits),
+        None,
+        SimpleNamespace(logits=lambda _: jnp.roll(logits, 1, axis=1)),
+        jnp.int32(0),
+    )
+    distill = Distill(DistillOptions(teacher="teacher"), context)
+    _, logged = distill(learner, {"image": None, "label": jnp.asarray(labels)}, None)
+    # Of several labels the third image has none; the second is right with its last label.
+    expected = 0.5 if multi_label else 1 / 3
+    assert float(logged["accuracy"].mean()) == pytest.approx(expected, rel=1e-6)

@@ -1,11 +1,12 @@
 """`vit_jax classify` on a phone's folder: all that is wrong with it is counted, no copy is on both sides, and it ends
-with a model and a page.
+with a model and a page. Photos with several labels are judged against scikit-learn.
 """
 
 import collections
 import csv
 import io
 import json
+import pathlib
 import re
 import shutil
 
@@ -13,12 +14,16 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn import metrics
 
+import vit_jax
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.evaluation.mistakes import surest_mistakes
 from vit_jax.interchange import formats
 from vit_jax.models import registry
+from vit_jax.prediction.images import Named
 from vit_jax.prediction.overrides import load_to_evaluate
+from vit_jax.prediction.predict import predict
 from vit_jax.studies import classify, time_budget
 from vit_jax.studies.linear_head import Speed
 from vit_jax.studies.time_budget import HEAD, WHOLE
@@ -134,6 +139,127 @@ def test_the_whole_model_trains_where_there_is_time_and_the_page_is_of_the_run(
     page = (tmp_path / "out/report.html").read_text("utf-8")
     for heading in ("Accuracy", "The surest mistakes", "The photos", "How it was trained", "Table"):
         assert f">{heading}</h2>" in page, heading
+
+
+def scenes(folder, count):
+    """A list of images with any of three colours, each in a place of its own, and of a rare dark half; some have none.
+
+    Returns:
+      The list, and the labels of each image by its name.
+    """
+    random = np.random.default_rng(0)
+    labels = {}
+    (folder / "images").mkdir(parents=True)
+    for number in range(count):
+        pixels = random.integers(0, 120, (32, 32, 3), np.uint8)
+        *colours, dark = random.random(4) < (0.5, 0.35, 0.3, 0.15)
+        for channel, is_there in enumerate(colours):
+            pixels[:16, 10 * channel : 10 * channel + 10, channel] += np.uint8(130 * is_there)
+        pixels[16:] *= not dark
+        path = folder / f"images/{number}.png"
+        Image.fromarray(pixels).save(path)
+        named = zip(("red", "green", "blue", "dark"), (*colours, dark), strict=True)
+        labels[str(path)] = [name for name, is_there in named if is_there]
+    rows = [f"{path},{'|'.join(names)}" for path, names in labels.items()]
+    (folder / "list.csv").write_text("\n".join(["path,labels", *rows]) + "\n")
+    return folder / "list.csv", labels
+
+
+def check_several_labels(result, labels):
+    """What `classify` says of several labels, against scikit-learn on the answers of the checkpoint that it names."""
+    assert result["metric"] == "mean_average_precision"
+    judged = pathlib.Path(result["report"]).parent.rglob("judged/images.csv")
+    held_out = [row["image"] for row in csv.DictReader(next(judged).open())]
+    assert len(held_out) == result["held_out"] == result["photos"]["test"]
+    run = vit_jax.load_run(result["checkpoint"])
+    files = [Named(name) for name in held_out]
+    answers = predict(run, files, topk=len(run.classes), batch_size=16)
+    shape = (len(held_out), len(run.classes))
+    targets, probabilities, decided = (np.zeros(shape) for _ in range(3))
+    for row, (name, answer) in enumerate(zip(held_out, answers, strict=True)):
+        for place, probability, yes in zip(
+            answer.names, answer.probabilities, answer.decided, strict=True
+        ):
+            column = run.classes.index(place)
+            targets[row, column] = place in labels[name]
+            probabilities[row, column] = probability
+            decided[row, column] = yes
+    assert 0 < result["photos"]["unlabelled"][1] == np.sum(~targets.any(-1))
+    precision = metrics.average_precision_score(targets, probabilities, average="macro")
+    assert result["mean_average_precision"] == pytest.approx(precision, abs=1e-6)
+    for average in ("macro", "micro"):
+        name = "f1" if average == "macro" else "f1_micro"
+        f1 = metrics.f1_score(targets, decided, average=average)
+        assert result[name] == pytest.approx(f1, abs=1e-6)
+    chance = targets.mean()
+    assert precision > 1.5 * chance
+    page = pathlib.Path(result["report"]).read_text("utf-8")
+    assert f"Mean average precision {precision:.1%} on {len(held_out)} held-out images" in page
+    assert "average precision</th>" in page and "was chosen on these very images" in page
+
+
+def test_photos_with_several_labels_are_judged_by_average_precision(tmp_path, weights):
+    listed, labels = scenes(tmp_path / "scenes", 90)
+    arguments = {"seconds": 1e-3, "weights": weights}
+    with pytest.raises(ConfigError, match="--config.data.label_separator"):
+        classify.classify(listed, tmp_path / "out", **arguments)
+    separated = [("data.label_separator", "|")]
+    result = classify.classify(listed, tmp_path / "out", **arguments, changes=separated)
+    assert result["way"].startswith(HEAD)
+    of_head = result["head_mean_average_precision"]
+    assert result["mean_average_precision"] == pytest.approx(of_head, abs=1e-3)
+    check_several_labels(result, labels)
+    counts = result["photos"]["classes"]
+    for name in ("red", "green", "blue", "dark"):
+        assert sum(counts[name]) == sum(name in names for names in labels.values())
+    commands = (tmp_path / "out/commands.sh").read_text()
+    assert "--evaluators=classification" in commands and "convert" in commands
+
+
+def test_labels_on_one_side_alone_are_refused(tmp_path, weights):
+    listed, _ = scenes(tmp_path / "scenes", 30)
+    rows = [row.split(",") for row in listed.read_text().splitlines()[1:]]
+    lines = [
+        f"{path},{'' if number < 5 else 'red;blue'},{'test' if number < 5 else 'train'}"
+        for number, (path, _) in enumerate(rows)
+    ]
+    listed.write_text("\n".join(["path,labels,split", *lines]) + "\n")
+    with pytest.raises(ConfigError, match="no image that is held out .* has a label"):
+        classify.classify(listed, tmp_path / "out", weights=weights)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_command_trains_the_whole_model_for_several_labels(command, tmp_path, weights):
+    listed, labels = scenes(tmp_path / "scenes", 200)
+    fields = [
+        "--config.duration=60 steps",
+        "--config.optim.warmup=5 steps",
+        "--config.data.label_separator=|",
+    ]
+    code, out, err = command(
+        "classify", listed, f"--weights={weights}", "--time=1h", f"--out={tmp_path / 'out'}", "--json", *fields
+    )  # fmt: skip
+    assert code == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert result["way"].startswith(WHOLE)
+    value = result["mean_average_precision"]
+    assert value >= result["head_mean_average_precision"] > 0
+    check_several_labels(result, labels)
+    run, config = load_to_evaluate(tmp_path / "out/run", ())
+    assert run.step == 60 and config.objective.loss == "sigmoid"
+    page = pathlib.Path(result["report"]).read_text("utf-8")
+    assert "mean average precision on held-out photos" in page
+    code, printed, err = command(
+        "classify",
+        listed,
+        f"--weights={weights}",
+        "--time=1h",
+        f"--out={tmp_path / 'out'}",
+        *fields,
+    )
+    assert code == 0, err
+    assert f"mean average precision {value:.1%} on {result['held_out']} photos" in printed
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ def classify() -> None:
     """Train a classifier of your photos: PHOTOS [--time=10m] [--weights=NAME] [--out=DIR] [--config.FIELD=VALUE …]
     [--json].
 
-    PHOTOS is a folder with a sub-folder for each class, or a CSV or JSON-lines file of path and label. All files are
-    read once: what cannot be read, copies, photos with several labels, and classes that are empty or tiny are listed.
+    PHOTOS is a folder with a sub-folder for each class, or a CSV or JSON-lines file of path and label, or of path and
+    labels: then each photo may have several, or none. All files are read once: unreadable files, copies, copies with
+    different labels, and classes that are empty or tiny are listed.
     The machine is measured, and what fits the time is trained: a linear head on the features of published weights, or
     the whole model, on smaller images or on whole ones. DIR/report.html has accuracy, confusion, the surest mistakes
     and curves; DIR/commands.sh the commands that do the same by hand. The same command continues after it was stopped.

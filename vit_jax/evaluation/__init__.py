@@ -38,7 +38,9 @@ EVALUATORS: LazyTable[type[Evaluator]] = LazyTable(
     }
 )
 _UNPREFIXED = ("accuracy", "loss", "segmentation")
-_SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
+_SHARES = (
+    "accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput", "mean_average_precision",
+)  # fmt: skip
 
 
 def register(name: str, evaluator: type[Evaluator]) -> None:

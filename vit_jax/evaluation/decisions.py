@@ -63,7 +63,12 @@ def choose_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndar
         ends = measures.ends_of_ties(ranked)
         f1 = measures.rates(hits[ends], predicted=ends + 1, true=hits[-1])["f1"]
         last = ends[np.argmax(f1)]
-        below = ranked[last + 1] if last + 1 < len(ranked) else 0.0
+        if last + 1 == len(
+            ranked
+        ):  # Every image has the class as an answer, at a probability of 0 too.
+            thresholds[c] = ranked[last] / 2
+            continue
+        below = ranked[last + 1]
         # Halfway may round to the lower one of two probabilities that are next to each other.
         thresholds[c] = max((ranked[last] + below) / 2, np.nextafter(below, 1))
     return thresholds

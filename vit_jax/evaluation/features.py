@@ -37,7 +37,7 @@ class Features(NamedTuple):
 
     Attributes:
       features: (…, D) float32.
-      label: (…) int32.
+      label: (…) int32, or (…, classes) float32 of examples with several labels.
       mask: (…) float32, 0 for padding.
     """
 
@@ -55,6 +55,7 @@ class FeatureEvaluator(Evaluator):
       train, test: the examples to learn from, and to judge on.
     """
 
+    _takes_several_labels = False  # which are rows (classes,) of 0 and 1
     expects = (
         "score(self, features, labels) gets features (n, D) float32 and labels (n,) int32 of all of eval_split, and "
         "returns metrics by name, {'recall': 0.9}"
@@ -65,7 +66,8 @@ class FeatureEvaluator(Evaluator):
         data = self.data()
         self.train = sources.open_source(data, data.train_split)
         self.test = with_classes(sources.open_eval(data), self.train.classes)
-        if not self.train.classes or self.train.multi_label or self.test.multi_label:
+        is_multi_label = self.train.multi_label or self.test.multi_label
+        if not self.train.classes or (is_multi_label and not self._takes_several_labels):
             raise ConfigError(
                 f"config.eval.evaluators: those of features, such as knn, need images with one label each, and "
                 f"{data.name!r} ({data.path or 'no path'}) has none: put them into a folder for each class, or set "

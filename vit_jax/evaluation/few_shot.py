@@ -102,14 +102,26 @@ def choose(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
 
 
 def fit_linear(features: np.ndarray, labels: np.ndarray, classes: int, l2: float) -> Callable:
-    """The fit (n, D) -> (n, classes) scores that minimises Σ|X W - Y|² + l2 |W|², Y being 1 for an
-    example's class and -1 for the others; a function of further features.
+    """`fit_members` of examples with one label each, (n,)."""
+    n = len(features)
+    starts = np.arange(n + 1)  # of the entries of each example
+    of_class = scipy.sparse.csc_array((np.ones(n), labels, starts), (classes, n))
+    return fit_members(features, of_class, l2)
+
+
+def fit_members(features: np.ndarray, of_class: scipy.sparse.csc_array, l2: float) -> Callable:
+    """The fit (n, D) -> (n, classes) scores that minimises Σ|X W - Y|² + l2 |W|², Y being 1 for the
+    classes of an example and -1 for all other classes; a function of further features.
 
     Features are standardised by those that are fitted, and get a constant one. Fitted in float64, by the
     smaller of the two Gram matrices; scores are of the type of the features that they are of.
+
+    Args:
+      features: (n, D).
+      of_class: (classes, n), 1 where an example is of a class.
     """
     (n, width), mean = features.shape, features.mean(0, dtype=np.float64)
-    of_class = scipy.sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), (classes, n))
+    classes = of_class.shape[0]
     # Without their mean, the constant feature is fitted by itself, and X^T Y is twice a class's sum.
     if n >= width:
         gram, sums = np.zeros((width, width)), np.zeros((classes, width))

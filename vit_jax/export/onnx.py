@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from vit_jax.base import outputs
+from vit_jax.base import outputs, places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.compute import choices
@@ -97,7 +97,8 @@ def load_description(path: pathlib.Path) -> dict[str, Any]:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(path, load_external_data=False)
+        with places.open_bytes(path) as file:
+            model = onnx.load(file, load_external_data=False)
     except DecodeError as error:
         raise CheckpointError(f"{path} is damaged, or no ONNX file: {error}") from error
     if model.producer_name != PRODUCER:

@@ -12,8 +12,8 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import logs
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base import logs, places
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.outputs import file_to_write, writing
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.data import crops
@@ -25,12 +25,14 @@ from vit_jax.export.precision import FLOAT16, FLOAT16_TOLERANCE, PRECISIONS, che
 from vit_jax.export.programs import BESIDE, INSIDE, RANKED, make_program
 from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
+from vit_jax.prediction import output_names
 from vit_jax.prediction.finite import check_weights
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
-from vit_jax.prediction.output_names import check_not_checkpoint
+from vit_jax.prediction.json_lines import checksum_of
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
+MADE_BY = "made_by"  # the entry of a description with the arguments of its export
 _BATCH = 16  # images at a time, to compare
 
 
@@ -72,17 +74,25 @@ def export(
       The description, with `compared` where there are images.
 
     Raises:
-      ConfigError: the file cannot be written, or it is not known how images are normalised.
+      ConfigError: the file cannot be written, is there and was not written with the same arguments, or it is not known
+        how images are normalised.
       CheckpointError: weights are not finite.
       UserError: none of the images to compare on can be read, or answers in float16 differ by more than rounding; it
         is raised once the file is written.
     """
     check_target(out, to)
+    made_by = _made_by(
+        path,
+        (to, batch_size, normalization, precision, *outputs),
+        settings,
+        model_options,
+    )
+    _check_same_export(out, to, made_by)
     files = find_images(images) if images else None
     run = load_for_images(path, settings, "export", model_options)
-    return export_run(
-        run, out, to=to, batch_size=batch_size, normalization=normalization, precision=precision, outputs=outputs,
-        files=files,
+    return _export(
+        run, out, made_by, to=to, batch_size=batch_size, normalization=normalization, precision=precision,
+        outputs=outputs, files=files,
     )  # fmt: skip
 
 
@@ -112,6 +122,55 @@ def export_run(
     Args:
       files: images to compare all outputs of the file on with the model's.
     """
+    check_target(out, to)
+    made_by = _made_by(run.directory, (to, batch_size, normalization, precision, *outputs))
+    _check_same_export(out, to, made_by)
+    return _export(
+        run, out, made_by, to=to, batch_size=batch_size, normalization=normalization, precision=precision,
+        outputs=outputs, files=files,
+    )  # fmt: skip
+
+
+def _made_by(
+    checkpoint: epath.PathLike,
+    options: tuple,
+    settings: Sequence[tuple[str, str]] = (),
+    model_options: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """The arguments of an export, for its description. They are checksums: a published file should not tell the paths
+    of the machine that wrote it.
+    """
+    values = output_names.command_arguments(
+        checkpoint, options=options, settings=list(settings), model=dict(model_options or {})
+    )
+    return {name: checksum_of(value) for name, value in values.items()}
+
+
+def _check_same_export(out: str, to: str, made_by: Mapping[str, str]) -> None:
+    """Raises `ConfigError` if the file is there and is of another checkpoint, other options or another program."""
+    target = places.locate(out, "--out")
+    if not places.exists(target):
+        return
+    try:
+        before = FORMATS[to].load_description(target).get(MADE_BY)
+    except CheckpointError:  # Another program wrote it.
+        before = None
+    output_names.check_same_work(str(target), "--out", places.exists, before, made_by)
+
+
+def _export(
+    run: TrainedModel,
+    out: str,
+    made_by: Mapping[str, str],
+    *,
+    to: str,
+    batch_size: int,
+    normalization: str,
+    precision: str,
+    outputs: Sequence[str],
+    files: Iterable[Named] | None,
+) -> dict[str, Any]:
+    """`export_run`, once the file may be written."""
     for name, value, known in (
         ("normalization", normalization, (INSIDE, BESIDE)),
         ("precision", precision, PRECISIONS),
@@ -124,7 +183,7 @@ def export_run(
             "store fewer bits"
         )
     target = check_target(out, to)
-    check_not_checkpoint(target, run.directory, "--out")
+    output_names.check_not_checkpoint(target, run.directory, "--out")
     writer = FORMATS[to]
     data = data_of(run)
     check_one_size(data, "export")
@@ -142,7 +201,7 @@ def export_run(
     leaves = jax.tree.leaves(jax.eval_shape(answer, weights, like))
     outputs_of = {name: _sides(x.shape) for name, x in zip(program.outputs, leaves, strict=True)}
     description = _describe(run, data, like, inside, precision)
-    description |= {"output": program.outputs[0], "outputs": outputs_of}
+    description |= {"output": program.outputs[0], "outputs": outputs_of, MADE_BY: dict(made_by)}
     description |= {
         "how": " ".join(filter(None, (writer.how(program.outputs), program.writer_note)))
     }

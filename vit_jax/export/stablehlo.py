@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.install import pip_install
 from vit_jax.export.precision import is_large, rounded_to_int8
@@ -84,7 +85,7 @@ def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
 def load_description(path: pathlib.Path) -> dict[str, Any]:
     """The description that `write` has returned. Raises `CheckpointError` for a damaged file."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with places.open_bytes(path) as file, zipfile.ZipFile(file) as archive:
             return json.loads(archive.read(DESCRIPTION))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error

@@ -2,8 +2,10 @@
 and numbers.
 """
 
+import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,10 +39,15 @@ from vit_jax.inspection.leaving import Leaving
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
+from vit_jax.prediction import output_names
 from vit_jax.prediction.images import Named, check_one_size, find_images, read_ahead
-from vit_jax.prediction.output_names import check_report_folder
 from vit_jax.prediction.overrides import load_for_images
 
+# The files of a report beside its pictures.
+_PAGE = "report.html"
+_NUMBERS = "numbers.npz"
+_TEXTS = "report.json"
+_ARGUMENTS = "inspect.json"  # of the command that wrote the report
 _THRESHOLD = 0.8  # at each exit but the last, unless options say it
 # In the order of the page; see `register`.
 QUANTITIES: list[Callable[[InspectionContext], Section]] = [
@@ -74,7 +81,8 @@ def inspect(
     settings: Sequence[tuple[str, str]] = (),
     model_options: Mapping[str, Any] | None = None,
 ) -> dict:
-    """Writes OUT/report.html, the pictures beside it, and `numbers.npz`.
+    """Writes OUT/report.html, the pictures beside it, and `numbers.npz`. A report that is there is replaced by the same
+    command alone.
 
     Args:
       checkpoint: a run, or a file or folder of any format in `formats`.
@@ -87,8 +95,8 @@ def inspect(
       `report`, `images`, `unreadable`, and `sections`: the text of each.
 
     Raises:
-      ConfigError: no image is found, the folder cannot be written, or it is not known how images are
-        normalised; raised before the model runs.
+      ConfigError: no image is found, the folder cannot be written or has the report of another command, or it is not
+        known how images are normalised; raised before the model runs.
       CheckpointError: the checkpoint cannot be read.
       UserError: no image can be read.
     """
@@ -96,7 +104,15 @@ def inspect(
     named, out = list(find_images(images)), places.locate(out, "--out")
     remote.check_name(checkpoint)
     outputs.check_no_file(out, "--out")
-    check_report_folder(named, out, "--out")
+    output_names.check_report_folder(named, out, "--out")
+    made_by = output_names.command_arguments(
+        checkpoint,
+        images=[places.absolute(pattern) for pattern in images],
+        options=dataclasses.asdict(options),
+        settings=list(settings),
+        model=dict(model_options or {}),
+    )
+    _check_same_report(out, made_by)
     out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect", model_options)
     data = data_of(run)
@@ -122,9 +138,10 @@ def inspect(
         sections.append(quantity(context))
         logging.info("%s", sections[-1].title)
     page = _page(run, checkpoint, read, bad, sections)
+    places.write_whole(out / _ARGUMENTS, json.dumps(made_by, indent=1) + "\n")
     _write(out, page, sections, context, bad)
     return {
-        "report": str(out / "report.html"),
+        "report": str(out / _PAGE),
         "images": len(read),
         "unreadable": {error.name: str(error) for error in bad},
         "sections": {section.title: section.text for section in sections},
@@ -135,6 +152,18 @@ def text(result: dict) -> str:
     """`inspect`'s result for a person."""
     lines = [f"{title}: {words}" for title, words in result["sections"].items()]
     return "\n".join([*lines, "", f"{result['images']} images inspected: {result['report']}"])
+
+
+def _check_same_report(out: epath.Path, made_by: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if a report could replace a file in a folder, unless the same command wrote that file."""
+    before = places.read_json(out / _ARGUMENTS)
+    is_there = output_names.existing(out)
+    names = {_PAGE, _NUMBERS, _TEXTS, _ARGUMENTS}
+    if is_there(str(out)):
+        names |= {name for name in places.names_in(out) if name.endswith(".png")}
+    for name in sorted(names):
+        path = os.path.join(out, name)
+        output_names.check_same_work(path, f"--out={out}", is_there, before, made_by)
 
 
 class _Images:
@@ -277,8 +306,8 @@ def _write(
     }
     if context.observed.logits is not None:
         numbers |= {"classes": np.array(context.classes), "logits": context.observed.logits}
-    with (out / "numbers.npz").open("wb") as file:
+    with (out / _NUMBERS).open("wb") as file:
         np.savez_compressed(file, **numbers)
     texts = {section.title: section.text for section in sections}
-    places.write_whole(out / "report.json", json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
-    places.write_whole(out / "report.html", page.html())
+    places.write_whole(out / _TEXTS, json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
+    places.write_whole(out / _PAGE, page.html())

@@ -4,9 +4,11 @@ one, and what is not ours is never replaced.
 
 import collections
 import functools
+import json
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -171,6 +173,40 @@ def check_not_there(path: str, named: str, is_there: Callable[[str], bool]) -> N
             f"{named}: {path} is there and would be replaced, and no earlier run of this command lists it: name "
             "another folder, or move the file"
         )
+
+
+def check_same_work(
+    path: str,
+    named: str,
+    is_there: Callable[[str], bool],
+    before: Mapping[str, Any] | None,
+    made_by: Mapping[str, Any],
+) -> None:
+    """Checks an output that the same command with the same arguments may replace, and nothing else.
+
+    Args:
+      before: the arguments of the command that wrote the output; `None`: it was not written by this command.
+      made_by: the arguments now, as `command_arguments` returns them.
+
+    Raises:
+      ConfigError: the output is there, and is of another command or of other arguments.
+    """
+    if before is None:
+        check_not_there(path, named, is_there)
+        return
+    others = [name for name, value in made_by.items() if before.get(name) != value]
+    if others:
+        raise ConfigError(
+            f"{named}: {path} is there, and was made with other arguments ({', '.join(others)}): name another place, "
+            "or remove it"
+        )
+
+
+def command_arguments(checkpoint: epath.PathLike, **others: Any) -> dict[str, Any]:
+    """The arguments of a command, for `check_same_work`, in the types of JSON. The checkpoint has its absolute path."""
+    name = os.fspath(checkpoint)
+    path = os.path.abspath(name) if os.path.exists(name) else name
+    return json.loads(json.dumps({"checkpoint": path, **others}))
 
 
 def existing(folder: epath.Path) -> Callable[[str], bool]:

@@ -7,7 +7,8 @@ The order:
 3. features of a few photos are timed, and with that the way is chosen;
 4. a linear head is fitted to the features of all photos, unless that takes much of the time;
 5. the whole model is trained, if it fits;
-6. the better one is judged on the held-out photos, and the page is written.
+6. the better one is judged on the held-out photos, and the page is written. Of photos with several labels thresholds
+   are chosen there too, and `model` is the better one with them.
 
 What was chosen is kept in the folder, so that the same command continues after it was stopped.
 """
@@ -26,10 +27,12 @@ from ml_collections import ConfigDict
 from vit_jax.base import durations, outputs, places, schema, settings
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
-from vit_jax.interchange import formats
+from vit_jax.evaluation import classification
+from vit_jax.interchange import formats, loading, orbax
 from vit_jax.pictures.page import Page
 from vit_jax.recipes import user_files
 from vit_jax.studies import judged, linear_head, photos, report, time_budget
+from vit_jax.studies.labelling import LABELLINGS, Labelling
 from vit_jax.studies.photos import Photos
 from vit_jax.studies.time_budget import HEAD, WHOLE
 from vit_jax.training import loop
@@ -51,6 +54,7 @@ _FLAGS = {
     "seconds": "--time in seconds",
     "changes": "--config.…",
 }
+_MODELS = ("head", "run", "model")  # folders
 _PLAN, _COMMANDS = "classify.json", "commands.sh"
 # Of the data, what an evaluation has to know.
 _OF_DATA = (
@@ -77,8 +81,11 @@ def classify(
       changes: further fields of the config of the run that trains.
 
     Returns:
-      `report`, `checkpoint`, `accuracy`, `held_out`, `way`, `head_accuracy` (`None` without a head), `seconds`, and
-      `photos`: see `photos.Photos.describe`.
+      `report`, `checkpoint`, `metric`, `held_out`, `way`, `seconds`, and `photos`: see `photos.Photos.describe`.
+      `metric` is the name of the metric that compares classifiers: 'accuracy' of photos with one label each,
+      'mean_average_precision' of several labels. The result has its value under that name, the one of the linear head
+      as `head_accuracy` or `head_mean_average_precision` (`None` without a head), and the figures of
+      `labelling.Labelling`.
 
     Raises:
       ConfigError: the photos cannot be classified, or `out` holds something else.
@@ -99,13 +106,14 @@ def classify(
         "changes": list(map(list, changes)),
     }
     kept = _kept(folder, asked)
-    given = [
-        ("data.holdout_by", "class"),
-        ("data.holdout", "0.2"),
-        ("data.holdout_from", "train"),
-        *changes,
-    ]
     try:
+        labelling = photos.find_labelling(path, _config(_FINE_TUNED, changes).data)
+        given = [
+            *labelling.settings,
+            ("data.holdout", "0.2"),
+            ("data.holdout_from", "train"),
+            *changes,
+        ]
         looked = photos.look(path, _config(_FINE_TUNED, given).data)
     except ConfigError:
         if is_new:
@@ -120,40 +128,43 @@ def classify(
         chosen, features = _plan(looked, [*data, *given], weights, seconds, began)
         kept = asked | chosen
         _keep(kept, folder)
-    if kept["fit_head"] and kept["head_accuracy"] is None:
+    head_metric = f"head_{labelling.metric}"
+    if kept["fit_head"] and kept[head_metric] is None:
         places.remove(folder / "head")  # what an earlier start began
         if features is None:
             measured = resolve(_changed(_FINE_TUNED, kept["measured"]))
             features = linear_head.features_of(measured, len(looked.classes))
-        kept["head_accuracy"] = linear_head.fit_head(features, folder / "head")
+        kept[head_metric] = linear_head.fit_head(features, folder / "head")
         logging.info(
-            "a linear head on the features: accuracy %.1f%% on %s held-out photos",
-            100 * kept["head_accuracy"], f"{len(looked.test):,}",
+            "a linear head on the features: %s %.1f%% on %s held-out photos",
+            labelling.words, 100 * kept[head_metric], f"{len(looked.test):,}",
         )  # fmt: skip
         _keep(kept, folder)
     features = None  # and the memory of its model
-    best, accuracies = folder / "head", {HEAD: kept["head_accuracy"]}
+    best = folder / "head"
+    values = {HEAD: kept[head_metric]}
+    thresholds = labelling.thresholds
     if kept["kind"] == WHOLE:
         loop.train(_changed(kept["recipe"], kept["settings"]), folder / "run")
-        metrics = judged.judge(folder / "run")
-        accuracies[WHOLE] = metrics["accuracy"]
-        if accuracies[WHOLE] >= (accuracies[HEAD] or 0.0):
+        metrics = judged.judge(folder / "run", thresholds=thresholds)
+        values[WHOLE] = metrics[labelling.metric]
+        if values[WHOLE] >= (values[HEAD] or 0.0):
             best = folder / "run"
     if best.name == "head":
-        metrics = judged.judge(best, data)
+        metrics = judged.judge(best, data, thresholds=thresholds)
+    checkpoint = _with_thresholds(best, folder / "model") if thresholds else best
     spent = time.monotonic() - began
-    commands = _commands(kept, folder, best, data)
+    commands = _commands(kept, labelling, folder, best, checkpoint, data)
     places.write_whole(folder / _COMMANDS, commands)
-    _write_page(looked, kept, folder, best, accuracies, commands, spent)
+    _write_page(looked, kept, folder, best, values, commands, spent)
     return {
         "report": str(folder / "report.html"),
-        "checkpoint": str(best),
-        "accuracy": metrics["accuracy"],
-        "accuracy_low": metrics["accuracy_low"],
-        "accuracy_high": metrics["accuracy_high"],
+        "checkpoint": str(checkpoint),
+        "metric": labelling.metric,
+        **{name: metrics[name] for name in (labelling.metric, *labelling.figures)},
         "held_out": int(metrics["examples"]),
         "way": kept["text"],
-        "head_accuracy": kept["head_accuracy"],
+        head_metric: kept[head_metric],
         "seconds": round(spent, 1),
         "photos": looked.describe(),
     }
@@ -161,11 +172,10 @@ def classify(
 
 def text(result: dict) -> str:
     """`classify`'s result for a person."""
-    low, high = (f"{100 * result[f'accuracy_{end}']:.1f}" for end in ("low", "high"))
+    labelling = LABELLINGS[result["metric"]]
     return "\n".join(
         [
-            f"accuracy {result['accuracy']:.1%} on {result['held_out']:,} photos that were held out "
-            f"({low} … {high} %), after {durations.duration_text(result['seconds'])}",
+            f"{labelling.sentence(result)}, after {durations.duration_text(result['seconds'])}",
             f"report: {result['report']}",
             f"use it: vit_jax predict --checkpoint={shlex.quote(result['checkpoint'])} PHOTO …",
         ]
@@ -186,7 +196,7 @@ def _kept(folder: epath.Path, asked: dict) -> dict | None:
     """What an earlier start of the same command chose."""
     kept = places.read_json(folder / _PLAN)
     if kept is None:
-        for name in ("head", "run"):
+        for name in _MODELS:
             if (folder / name).exists():
                 raise ConfigError(
                     f"--out={folder} has something called {name} already: name another folder"
@@ -210,7 +220,8 @@ def _plan(
     looked: Photos, given: Settings, weights: str, seconds: float, began: float
 ) -> tuple[dict, linear_head.FeaturesOf]:
     """Chooses weights and the way. As JSON: `kind`, `text`, `recipe` and `settings` of the training, `weights_used`,
-    `options` (each way in words and its time), `measured` (the settings of the features), `fit_head`, `head_accuracy`.
+    `options` (each way in words and its time), `measured` (the settings of the features), `fit_head`, and the metric of
+    the head, `head_accuracy` or `head_mean_average_precision`.
     """
     images, names = len(looked.train), dict(given)
     sized, lasting = "data.image_size" in names, "duration" in names
@@ -265,7 +276,7 @@ def _plan(
         "options": [[option.text(), durations.duration_text(option.seconds)] for option in options],
         "measured": given,
         "fit_head": with_head and is_quick,
-        "head_accuracy": None,
+        f"head_{looked.labelling.metric}": None,
     }
     return plan, features
 
@@ -299,7 +310,9 @@ def _is_time_for_small(given: Settings, looked: Photos, seconds: float) -> bool:
     trained from scratch.
     """
     data = [(name, value) for name, value in given if name.removeprefix("data.") in _OF_DATA]
-    config = resolve(_changed(_SCRATCH, [*data, ("eval.batch_size", "16")]))
+    config = resolve(
+        _changed(_SCRATCH, [*looked.labelling.settings, *data, ("eval.batch_size", "16")])
+    )
     speed = linear_head.features_of(config, len(looked.classes)).time()
     work = 4 * (224 / config.data.image_size) ** 2  # of a ViT-S/16: twice as wide, on more patches
     ways = time_budget.ways(
@@ -331,9 +344,29 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _commands(kept: dict, folder: epath.Path, best: epath.Path, data: Settings) -> str:
-    """A script of the commands that do the same by hand."""
-    best_path = shlex.quote(str(best))
+def _with_thresholds(best: epath.Path, path: epath.Path) -> epath.Path:
+    """The checkpoint that was judged, with the thresholds of its classes, as another one at `path`."""
+    places.remove(path)
+    table = best / judged.FOLDER / classification.THRESHOLDS
+    loading.convert(best, path, orbax.NAME, thresholds=table)
+    return path
+
+
+def _commands(
+    kept: dict,
+    labelling: Labelling,
+    folder: epath.Path,
+    best: epath.Path,
+    checkpoint: epath.Path,
+    data: Settings,
+) -> str:
+    """A script of the commands that do the same by hand.
+
+    Args:
+      best: the checkpoint that was judged.
+      checkpoint: the checkpoint to use; it differs from `best` if it also has thresholds.
+    """
+    checkpoint_path = shlex.quote(str(checkpoint))
     lines = ["# What 'vit_jax classify' ran, to continue by hand.", ""]
     if kept["kind"] == WHOLE:
         fields = [
@@ -348,19 +381,34 @@ def _commands(kept: dict, folder: epath.Path, best: epath.Path, data: Settings) 
             "--report",
         ]
         lines += ["# Trains, measures, and writes run/report/report.html.", shlex.join(train), ""]
-    if kept["head_accuracy"] is not None:
-        fields = [f"--config.{name}={value}" for name, value in data]
-        evaluate = ["vit_jax", "evaluate", f"--checkpoint={folder / 'head'}", *fields]
+    fields = [f"--config.{name}={value}" for name, value in data]
+    if (folder / "head").exists():
+        evaluator = f"--evaluators={labelling.evaluator}"
+        evaluate = ["vit_jax", "evaluate", f"--checkpoint={folder / 'head'}", *fields, evaluator]
         lines += [
-            "# The linear head, which 'classify' alone fits: its accuracy.",
+            f"# The linear head, which 'classify' alone fits: its {labelling.words}.",
             shlex.join(evaluate),
+            "",
+        ]
+    if checkpoint != best:
+        chosen = folder / "chosen"
+        options = {"thresholds": "f1", "out": str(chosen)}
+        evaluators = f"--config.eval.evaluators={(('classification', options),)!r}"
+        choose = ["vit_jax", "evaluate", f"--checkpoint={best}", *fields, evaluators]
+        table = f"--thresholds={chosen / classification.THRESHOLDS}"
+        keep = ["vit_jax", "convert", str(best), "MODEL", "--to=orbax", table]
+        lines += [
+            "# Chooses thresholds by class on the held-out images, and keeps them with the model. Set "
+            "--config.data.eval_split to choose them on other images.",
+            shlex.join(choose),
+            shlex.join(keep),
             "",
         ]
     lines += [
         "# Classes of further photos; a page to drop them on; a file for other programs.",
-        f"vit_jax predict --checkpoint={best_path} PHOTO",
-        f"vit_jax serve --checkpoint={best_path}",
-        f"vit_jax export --checkpoint={best_path} --to=onnx --out=model.onnx",
+        f"vit_jax predict --checkpoint={checkpoint_path} PHOTO",
+        f"vit_jax serve --checkpoint={checkpoint_path}",
+        f"vit_jax export --checkpoint={checkpoint_path} --to=onnx --out=model.onnx",
     ]
     return "\n".join(lines) + "\n"
 
@@ -370,7 +418,7 @@ def _write_page(
     kept: dict,
     folder: epath.Path,
     best: epath.Path,
-    accuracies: dict[str, float | None],
+    values: dict[str, float | None],
     commands: str,
     spent: float,
 ) -> None:
@@ -384,8 +432,11 @@ def _write_page(
             f"Weights: {kept['weights_used']}. Chosen: {kept['text']}; all took {durations.duration_text(spent)}."
         )
         page.table([["way", "time here"], *kept["options"]])
-        rows = [[kind, f"{value:.1%}"] for kind, value in accuracies.items() if value is not None]
-        page.table([["trained", "accuracy on held-out photos"], *rows])
+        table = [["trained", f"{looked.labelling.words} on held-out photos"]]
+        for kind, value in values.items():
+            if value is not None:
+                table.append([kind, f"{value:.1%}"])
+        page.table(table)
         page.heading("Continue by hand")
         page.commands(commands)
 

@@ -16,18 +16,22 @@ from vit_jax.evaluation.progress import with_progress
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.pictures.page import Page
 from vit_jax.prediction import overrides
+from vit_jax.studies.labelling import Labelling, labelling_of_metrics
 
 FOLDER = "judged"
 _PAIRS = 10  # of classes that are confused, in the table
 _CALIBRATED = 200  # images, of fewer the curve of probabilities is noise
 
 
-def judge(workdir: epath.PathLike, data: Sequence[tuple[str, str]] = ()) -> dict[str, float]:
+def judge(
+    workdir: epath.PathLike, data: Sequence[tuple[str, str]] = (), *, thresholds: str = ""
+) -> dict[str, float]:
     """Measures a run's newest checkpoint, or a checkpoint of ours, into WORKDIR/judged.
 
     Args:
       data: fields of the config that say on which images, where the checkpoint is not of a run; see
         `overrides.load_to_evaluate`.
+      thresholds: the option of the evaluator `classification`.
 
     Returns:
       The metrics of the evaluator `classification`, without its prefix.
@@ -37,7 +41,7 @@ def judge(workdir: epath.PathLike, data: Sequence[tuple[str, str]] = ()) -> dict
     """
     folder = places.locate(workdir) / FOLDER
     # Process 0 alone writes, so the table may be written while others read it.
-    options = {"out": str(folder), "images": True, "prefix": "judged"}
+    options = {"out": str(folder), "images": True, "prefix": "judged", "thresholds": thresholds}
     changes = [*data, ("eval.evaluators", repr((("classification", options),)))]
     run, config = overrides.load_to_evaluate(workdir, changes)
     metrics, _ = evaluate_run(run, config, watch=with_progress)
@@ -56,13 +60,16 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
     page.heading("Accuracy")
     classes = folder / classification.CLASSES
     rows = _read(classes) if classes.exists() else []
-    for number, line in enumerate(_accuracy_lines(metrics, rows)):
+    labelling = labelling_of_metrics(metrics)
+    for number, line in enumerate(labelling.lines(metrics, rows)):
         page.text(line, large=number == 0)
     if rows and "recall" in rows[0]:  # not if a softmax judged images of several labels
-        page.table(_class_rows(rows))
+        page.table(labelling.class_table(rows))
+        page.text(labelling.class_note())
+    if (folder / classification.THRESHOLDS).exists():
         page.text(
-            "Recall is the share of a class's images that are recognised, precision the share of the answers with this "
-            "class that are right."
+            "The threshold of each class was chosen on these very images, for the highest F1. Recall, precision and F1 "
+            "of other images are therefore a little lower; average precision needs no threshold."
         )
     pictures = ["calibration"] if metrics["examples"] >= _CALIBRATED else []
     if (folder / classification.CONFUSION).exists():
@@ -79,35 +86,7 @@ def add_to_page(page: Page, workdir: epath.PathLike) -> None:
                 page.picture(Image.open(file).copy(), name)
     if (folder / classification.MISTAKES).exists():
         page.heading("The surest mistakes")
-        _add_mistakes(page, folder)
-
-
-def _accuracy_lines(metrics: dict[str, float], rows: list[dict[str, str]]) -> list[str]:
-    """The accuracy in sentences, the first of them short."""
-    count = int(metrics.get("labelled", metrics["examples"]))
-    low, high = (f"{100 * metrics[name]:.1f}" for name in ("accuracy_low", "accuracy_high"))
-    right = round(metrics["accuracy"] * count)
-    lines = [
-        f"{metrics['accuracy']:.1%} of {count:,} held-out images are classified correctly ({right:,})",
-        f"95 % confidence interval: {low} % to {high} %; more images make it narrower.",
-    ]
-    if rows:
-        most = max(rows, key=lambda row: int(row["examples"]))
-        share = int(most["examples"]) / count
-        lines.append(f"Whoever always answers {most['class']!r} is right in {share:.1%}.")
-    return lines
-
-
-def _class_rows(rows: list[dict[str, str]]) -> list[list[str]]:
-    """Of each class its held-out images, and how many are found; the worst first."""
-    rows = sorted(rows, key=lambda row: (not int(row["examples"]), float(row["recall"])))
-    table = [["class", "held out", "recall", "precision"]]
-    for row in rows:
-        known = int(row["examples"]) > 0
-        table.append(
-            [row["class"], row["examples"], _share(row["recall"], known), _share(row["precision"])]
-        )
-    return table
+        _add_mistakes(page, folder, labelling)
 
 
 def _confused_rows(folder: epath.Path) -> list[list[str]]:
@@ -118,7 +97,7 @@ def _confused_rows(folder: epath.Path) -> list[list[str]]:
     return table + [[r["class"], r["predicted"], r["examples"]] for r in pairs[:_PAIRS]]
 
 
-def _add_mistakes(page: Page, folder: epath.Path) -> None:
+def _add_mistakes(page: Page, folder: epath.Path, labelling: Labelling) -> None:
     rows = _read(folder / classification.MISTAKES)
     if not rows:
         page.text("There are none.", absent=True)
@@ -129,22 +108,14 @@ def _add_mistakes(page: Page, folder: epath.Path) -> None:
     pictures = []
     for row in rows:
         if row["picture"]:
-            is_label = (
-                f"{row['class']}, taken for {row['predicted']} ({_share(row['probability'])})"
-            )
             content = (folder / row["picture"]).read_bytes()
-            pictures.append(
-                (content, f"{is_label}: {os.path.basename(row['image'])}", row["image"])
-            )
+            name = os.path.basename(row["image"])
+            pictures.append((content, f"{labelling.mistake(row)}: {name}", row["image"]))
     page.gallery(pictures)
 
 
 def _is_wrong(row: dict[str, str]) -> bool:
     return row["class"] != row["predicted"]
-
-
-def _share(text: str, known: bool = True) -> str:
-    return f"{float(text):.0%}" if known else "-"
 
 
 def _read(path: epath.Path) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from etils import epath
 from flax import nnx
 
@@ -21,6 +22,7 @@ from vit_jax.evaluation.features import FeatureEvaluator, of_examples
 from vit_jax.evaluation.progress import with_progress
 from vit_jax.interchange import file_header, formats, loading, orbax
 from vit_jax.models import classifier, registry
+from vit_jax.studies.labelling import labelling_of
 
 _HEAD = ("head/kernel", "head/bias")
 _L2 = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)  # for half of the images
@@ -47,6 +49,8 @@ class FeaturesOf(FeatureEvaluator):
       model: its head is not used.
     """
 
+    _takes_several_labels = True
+
     def __init__(self, config: Config, model: nnx.Module):
         definition, weights = registry.split(model)
         super().__init__(EvaluatorOptions(), EvalContext(config, model.config, definition, ()))
@@ -65,7 +69,7 @@ class FeaturesOf(FeatureEvaluator):
         return Speed(seconds[1] / count, max(seconds[0] - seconds[1], 0.0))
 
     def of(self, source: Source, watch=with_progress) -> tuple[np.ndarray, np.ndarray]:
-        """Features (n, D) float32 and labels (n,) of the images that can be read."""
+        """Features (n, D) float32 and labels, (n,) or (n, classes) of several, of the images that can be read."""
         with jax.set_mesh(self._mesh):
             return of_examples(self.batches(source, self._weights, self._mesh, watch), self._mesh)
 
@@ -133,15 +137,18 @@ def fit_head(features: FeaturesOf, path: epath.PathLike) -> float:
     The head is the ridge regression of the evaluator few_shot, on all images.
 
     Returns:
-      Its accuracy on the held-out images.
+      Its metric on the held-out images, see `labelling.Labelling`.
     """
     model = features.model
     weights = registry.split(model)[1]
+    labelling = labelling_of(features.train)
+    classes = len(features.train.classes)
     x, labels = features.of(features.train)
     test, truth = features.of(features.test)
-    classes = len(features.train.classes)
-    kernel, bias = _fit(x, labels, classes)
-    accuracy = float(np.mean((test @ kernel + bias).argmax(-1) == truth))
+    targets = labelling.targets(labels, classes)
+    kernel, bias = _fit(x, targets, labelling.probabilities)
+    scores = test @ kernel + bias
+    value = labelling.score(scores, labelling.targets(truth, classes))
     head = dict(zip(_HEAD, (kernel, bias), strict=True))
 
     def replaced(name: str, leaf: jax.Array) -> jax.Array:
@@ -154,37 +161,43 @@ def fit_head(features: FeaturesOf, path: epath.PathLike) -> float:
         file_header.preprocessing_in(vars(features.context.config.data)),
         variables=weights.variables,
         called=features.context.config.model.name,
+        probabilities=labelling.probabilities,
     )
     formats.write_checkpoint(checkpoint, path, orbax.NAME)
-    return accuracy
+    return value
 
 
-def _fit(x: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Kernel (D, classes) and bias (classes,) of a head whose softmax is as sure as it is right: the regularisation,
-    and the temperature that scores are divided by, are the likeliest for one half of the images by the head of the
-    other.
+def _fit(x: np.ndarray, targets: np.ndarray, probabilities: str) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel (D, classes) and bias (classes,) of a head. Its probabilities are as sure as they are right: the
+    regularisation, and the temperature that scores are divided by, are the likeliest for one half of the images by the
+    head of the other half.
+
+    Args:
+      x: features (n, D).
+      targets: (n, classes) bool.
+      probabilities: the function from scores to them, 'softmax' or 'sigmoid'.
     """
     order = np.random.default_rng(0).permutation(len(x))
     fitted, others = order[::2], order[1::2]
     l2, temperature = _L2[-1], 1.0
     if len(others):
-        targets = labels[others, None] == np.arange(classes)
         likeliest = np.inf
         for candidate in _L2:
-            kernel, bias = _linear(x[fitted], labels[fitted], classes, candidate)
+            kernel, bias = _linear(x[fitted], targets[fitted], candidate)
             scores = x[others] @ kernel + bias
-            divisor = measures.fit_temperature(scores, targets, "softmax")
-            loss = measures.negative_log_likelihood(scores / divisor, targets, "softmax")
+            divisor = measures.fit_temperature(scores, targets[others], probabilities)
+            loss = measures.negative_log_likelihood(
+                scores / divisor, targets[others], probabilities
+            )
             if loss < likeliest:
                 likeliest, l2, temperature = loss, candidate, divisor
-    kernel, bias = _linear(x, labels, classes, l2 * len(x) / len(fitted))
+    kernel, bias = _linear(x, targets, l2 * len(x) / len(fitted))
     return kernel / temperature, bias / temperature
 
 
-def _linear(
-    x: np.ndarray, labels: np.ndarray, classes: int, l2: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Kernel and bias of the ridge regression of `few_shot.fit_linear`."""
-    scores = few_shot.fit_linear(x.astype(np.float64), labels, classes, l2)
+def _linear(x: np.ndarray, targets: np.ndarray, l2: float) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel and bias of the ridge regression of `few_shot.fit_members`."""
+    of_class = scipy.sparse.csc_array(targets.T.astype(np.float64))
+    scores = few_shot.fit_members(x.astype(np.float64), of_class, l2)
     bias = scores(np.zeros((1, x.shape[1])))
     return scores(np.eye(x.shape[1])) - bias, bias[0]

@@ -13,7 +13,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
-from vit_jax.data.record import Source
+from vit_jax.data.record import Label, Source
 from vit_jax.data.sources import examined, folder
 from vit_jax.data.sources.layouts import read_layout
 from vit_jax.data.sources.metadata import find_metadata
@@ -22,6 +22,7 @@ from vit_jax.data.sources.table import label_at
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import tree_at
 from vit_jax.pictures.page import Page
+from vit_jax.studies.labelling import ONE_LABEL, Labelling, labelling_of
 
 TINY = 10  # a class of fewer images is reported
 _SHOWN = 30  # lines of a table of the page
@@ -35,6 +36,8 @@ class Photos:
       data: that section of the config, with the name and path of the set.
       train, test: the images to learn from, and those that are held out.
       counts: class → its images to learn from and held out that can be read.
+      unlabelled: images to learn from and held out that have no label, where images may have several; they are of none
+        of the classes.
       findings: what is wrong with the images; `None` where files are not examined: in archives and buckets.
       empty: folders of classes that have no images.
       others: files that are no images, by what is known of them: (name, why).
@@ -45,6 +48,7 @@ class Photos:
     train: Source
     test: Source
     counts: dict[str, tuple[int, int]]
+    unlabelled: tuple[int, int]
     findings: examined.Findings | None
     empty: Sequence[str]
     others: Sequence[tuple[str, str]]
@@ -54,6 +58,11 @@ class Photos:
     def classes(self) -> tuple[str, ...]:
         """The label names."""
         return self.train.classes
+
+    @property
+    def labelling(self) -> Labelling:
+        """Whether images have one label each, or several."""
+        return labelling_of(self.train)
 
     @property
     def tiny(self) -> dict[str, int]:
@@ -68,6 +77,7 @@ class Photos:
             "classes": {name: list(both) for name, both in self.counts.items()},
             "train": len(self.train),
             "test": len(self.test),
+            "unlabelled": list(self.unlabelled),
             "tiny_classes": self.tiny,
             "empty_classes": list(self.empty),
             "no_images": [list(pair) for pair in self.others],
@@ -92,6 +102,11 @@ class Photos:
             f"{len(self.train) + len(self.test):,} images of {len(self.classes):,} classes: {len(self.train):,} to "
             f"learn from, {len(self.test):,} held out to measure accuracy"
         ]
+        if any(self.unlabelled):
+            lines.append(
+                f"images without any label, which are of none of the classes: {self.unlabelled[0]:,} to learn from, "
+                f"{self.unlabelled[1]:,} held out"
+            )
         numbers = {}
         if findings is None:
             lines.append("files and copies are not examined: the images are not files on a disk")
@@ -100,7 +115,7 @@ class Photos:
             numbers |= {
                 "images that cannot be read, and are passed over": findings.problems,
                 "of these HEIC": heic,
-                "images with several labels, one for each copy": findings.conflicting,
+                "images whose copies have other labels": findings.conflicting,
             }
             across = sum(map(len, findings.leaks.values()))
             lines.append(
@@ -134,8 +149,32 @@ class Photos:
                 [" = ".join(readable(path) for path, _ in group)] for group in self.findings.copies
             ]
             _add_table(page, "Files that cannot be read", ["file", "why"], problems)
-            _add_table(page, "Images with several labels", ["file (class)"], conflicts)
+            _add_table(page, "Copies with other labels", ["file (class)"], conflicts)
             _add_table(page, "Copies", ["files that are the same"], copies)
+
+
+def find_labelling(path: epath.PathLike, data: Data) -> Labelling:
+    """Whether the images of a set have one label each, or several. It decides how images are held out, without which
+    the set cannot be opened as `look` does.
+
+    Args:
+      path, data: see `look`.
+
+    Raises:
+      ConfigError: there is no such folder, or the images have no labels.
+    """
+    data = sources.locate(os.fspath(path), data, "PHOTOS")
+    try:
+        by_name = dataclasses.replace(data, holdout_by="file", examine=False)
+        source = sources.open_data_set(by_name, is_logged=False).open(data.train_split)
+    except ConfigError:  # Such as one about an empty folder: `look` raises it again.
+        return ONE_LABEL
+    if not source.classes:
+        raise ConfigError(
+            f"{path}: the images have no labels, and classify expects some: put the images of each class into a folder "
+            "of its name, or write a CSV file of path,label"
+        )
+    return labelling_of(source)
 
 
 def look(path: epath.PathLike, data: Data) -> Photos:
@@ -146,31 +185,41 @@ def look(path: epath.PathLike, data: Data) -> Photos:
       data: that section of the config, without the name and path of the set.
 
     Raises:
-      ConfigError: there is no such folder, the images have no labels or several each, or there are not two classes.
+      ConfigError: there is no such folder, no image can be held out or read, or all images are of one class.
     """
     data = sources.locate(os.fspath(path), data, "PHOTOS")
-    _check_labels(path, data)
     data_set = sources.open_data_set(data)
     if data_set.sizes.get(data.eval_split) == 0:
         raise ConfigError(
             f"{path}: no image can be held out to measure accuracy: a class needs two images, better ten"
         )
     train, test = data_set.open(data.train_split), data_set.open(data.eval_split)
-    if len(train.classes) < 2:
-        raise ConfigError(f"{path}: all images are of one class, {train.classes[0]!r}: add another")
     counts = {name: [0, 0] for name in train.classes}
+    unlabelled = [0, 0]
     for side, source in enumerate((train, test)):
         for label in _readable_labels(source):
-            counts[source.classes[label]][side] += 1
+            numbers = label if isinstance(label, tuple) else (label,)
+            unlabelled[side] += not numbers
+            for number in numbers:
+                counts[source.classes[number]][side] += 1
+    if len(train.classes) < 2 and not any(unlabelled):
+        raise ConfigError(f"{path}: all images are of one class, {train.classes[0]!r}: add another")
     if not any(map(sum, counts.values())):
         why = next(iter(getattr(train, "problems", {}).values()), "")
         raise ConfigError(f"{path}: none of the {len(train):,} images can be read: {why}")
+    for side, purpose in enumerate(("to learn from", "held out to measure accuracy")):
+        if not any(both[side] for both in counts.values()):
+            raise ConfigError(
+                f"{path}: no image that is {purpose} has a label and can be read: add images, or a column 'split' to "
+                "the list"
+            )
     is_folder = data.name == "folder" and os.path.isdir(data.path)
     return Photos(
         data,
         train,
         test,
         {name: tuple(both) for name, both in counts.items()},
+        tuple(unlabelled),
         _findings(train, test),
         _empty(data, train.classes) if is_folder else (),
         folder.unread_files(epath.Path(data.path), data) if is_folder else (),
@@ -178,27 +227,10 @@ def look(path: epath.PathLike, data: Data) -> Photos:
     )
 
 
-def _check_labels(path: epath.PathLike, data: Data) -> None:
-    """Raises `ConfigError` unless each image has one label. Opening the set as it is asked for would only say that
-    nothing can be held out by class.
-    """
-    try:
-        by_name = dataclasses.replace(data, holdout_by="file", examine=False)
-        source = sources.open_data_set(by_name, is_logged=False).open(data.train_split)
-    except ConfigError:  # of what is examined, such as an empty folder; other errors come again
-        return
-    if not source.classes or source.multi_label:
-        has = "several labels each" if source.multi_label else "no labels"
-        raise ConfigError(
-            f"{path}: the images have {has}, and classify expects one: put the images of each class into a folder of "
-            "its name, or write a CSV file of path,label"
-        )
-
-
-def _readable_labels(source: Source) -> Iterator[int]:
+def _readable_labels(source: Source) -> Iterator[Label]:
     """The labels of the images that can be read, as far as that is known."""
     if source.labels is None:  # in the records
-        yield from (int(source[index].label) for index in range(len(source)))
+        yield from (source[index].label for index in range(len(source)))
         return
     marks = getattr(source, "marks", None)
     for index in range(len(source)):
