@@ -75,7 +75,7 @@ class Coordinates(Learned2d):
         return ComputedPosition.at(self, variables, table, native)
 
     def values(self, variables: Variables, rows, columns, height, width) -> jax.Array:
-        """See `ComputedPosition.values`."""
+        """The positions of patches in these rows and columns, as of `ComputedPosition`."""
         return variables.at(rows, columns, height, width)
 
     def fit(self, part: str, target: classifier.ClassifierConfig, resize: str) -> Fit | None:

@@ -55,17 +55,54 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
     epsilon: float = option(1e-6, "of the norms", role="convention")
 
-    # Rows of the position table that belong to no patch.
-    prefix = property(lambda self: self.placed_tokens * positions.of(self).has_prefix)
-    has_class_token = property(lambda self: self.pool == "token")
-    placed_tokens = property(lambda self: self.has_class_token + self.distilled)
-    patches = property(lambda self: self.grid[0] * self.grid[1])
-    tokens = property(lambda self: self.placed_tokens + self.registers + self.patches)
-    two_heads = property(lambda self: self.distilled)
-    pooled_width = property(lambda self: self.width)
-    pool_heads = property(lambda self: self.heads)
-    pool_mlp_dim = property(lambda self: self.mlp_dim)
-    fixed_size_reason = property(lambda self: "")
+    @property
+    def prefix(self) -> int:
+        """Rows of the position table that belong to no patch."""
+        return self.placed_tokens * positions.of(self).has_prefix
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a class token stands before the patches."""
+        return self.pool == "token"
+
+    @property
+    def placed_tokens(self) -> int:
+        """Learned tokens that may have a position: class and distillation token."""
+        return self.has_class_token + self.distilled
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the encoder."""
+        return self.placed_tokens + self.registers + self.patches
+
+    @property
+    def two_heads(self) -> bool:
+        """Whether the distillation token has a head too."""
+        return self.distilled
+
+    @property
+    def pooled_width(self) -> int:
+        """Size of the one vector that the tokens become."""
+        return self.width
+
+    @property
+    def pool_heads(self) -> int:
+        """Heads of attention pooling."""
+        return self.heads
+
+    @property
+    def pool_mlp_dim(self) -> int:
+        """Hidden size of attention pooling's MLP."""
+        return self.mlp_dim
+
+    @property
+    def fixed_size_reason(self) -> str:
+        return ""
 
     def __post_init__(self):
         _ = self.grid  # which the image size may not give
@@ -84,7 +121,9 @@ class VisionTransformer(classifier.Classifier):
     places: tuple[int, int] | None = None
 
     def __init__(self, config: VisionTransformerConfig, *, rngs: nnx.Rngs):
-        dtype, width, normal = jnp.dtype(config.dtype), config.width, nnx.initializers.normal
+        dtype = jnp.dtype(config.dtype)
+        width = config.width
+        normal = nnx.initializers.normal
         self.config = config
         self.embedding = self.make_embedding(config, rngs)
         if config.has_class_token:
@@ -97,7 +136,8 @@ class VisionTransformer(classifier.Classifier):
             self.registers = nnx.Param(normal(1e-6)(rngs.params(), (1, config.registers, width)))
         self.encoder = self.make_encoder(config, rngs)
         self.pool = self.make_pool(config, rngs)
-        if (hidden := config.representation) > 0:
+        hidden = config.representation
+        if hidden:
             self.representation = nnx.Linear(config.pooled_width, hidden, dtype=dtype, rngs=rngs)
         if config.num_classes:
             self.head = classifier.head(hidden or config.pooled_width, config, rngs)
@@ -122,12 +162,15 @@ class VisionTransformer(classifier.Classifier):
         return pooling.make_pooling(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
-        """Classifies images (B, H, W, C), or a `PatchBatch`. What is captured has registers, `tokens` have none."""
+        """Classifies images (B, H, W, C), or a `PatchBatch`. Captured arrays have registers, `tokens` have none."""
         classifier.check_images(images, self.config)
-        call = dict(deterministic=deterministic, rngs=rngs)
-        sized = {"native": images} if isinstance(images, PatchBatch) else {}  # few families take it
-        x = self.place(self.patches(images, **call), **sized)
-        return self.read(*self.encode(x, **call, **sized, capture=capture), **sized)
+        native = images if isinstance(images, PatchBatch) else None
+        patches = self.patches(images, deterministic=deterministic, rngs=rngs)
+        x = self.place(patches, native=native)
+        tokens, captured = self.encode(
+            x, deterministic=deterministic, rngs=rngs, capture=capture, native=native
+        )
+        return self.read(tokens, captured, native)
 
     def patches(self, images, *, deterministic=True, rngs=None) -> jax.Array:
         """Images (B, H, W, C), or a `PatchBatch` -> patches (B, N, D), row by row, without positions."""
@@ -139,43 +182,68 @@ class VisionTransformer(classifier.Classifier):
         visible: jax.Array | None = None,
         native: PatchBatch | None = None,
     ) -> jax.Array:
-        """Patches (B, N, D), or `visible` (B, V) ones, with positions and after the learned tokens. In all steps
-        `native` are the images where they have sizes of their own.
+        """z₀ (Eq. 1): patches with their positions, after the learned tokens with theirs.
+
+        Args:
+          patches: (B, N, D).
+          visible: (B, V), the numbers of the patches that are seen; `None`: all.
+          native: the images, if they have sizes of their own; in the later steps too.
         """
-        x, prefix, table = patches, self.config.prefix, self.positions(patches.dtype)
-        if table is not None:
-            table, rows = table[:, prefix:], table[:, :prefix]
-            if native is None:
-                x = x + per_example(table, x.shape[0])
-            else:
-                x = x + positions.of(self.config).at(self.position, table, native)
+        table = self.positions(patches.dtype)
+        if table is None:
+            rows = None
+            x = patches
+        else:
+            prefix = self.config.prefix
+            of_patches = table[:, prefix:]
+            rows = table[:, :prefix]
+            x = patches + self.positions_of_patches(of_patches, patches.shape[0], native)
         if visible is not None:
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
+        return prepend(self.learned_tokens(rows, x.dtype), x)
+
+    def positions_of_patches(
+        self, table: jax.Array, batch_size: int, native: PatchBatch | None
+    ) -> jax.Array:
+        """The positions (B, N, D) of all patches, of the table (1, N, D) of the model's own grid."""
+        if native is None:
+            return per_example(table, batch_size)
+        return positions.of(self.config).at(self.position, table, native)
+
+    def learned_tokens(self, rows: jax.Array | None, dtype: jnp.dtype) -> list[jax.Array]:
+        """Class token, distillation token and registers, (1, n, D) each, the first ones with their positions."""
         names = ("class_token", "distillation_token", "registers")
-        tokens = [getattr(self, name)[...].astype(x.dtype) for name in names if hasattr(self, name)]
-        if table is not None and prefix:
-            ends = np.cumsum([token.shape[1] for token in tokens])
-            rows = jnp.split(rows, ends[ends < prefix], 1)
-            tokens[: len(rows)] = [t + row for t, row in zip(tokens, rows, strict=False)]
-        return prepend(tokens, x)
+        tokens = [getattr(self, name)[...].astype(dtype) for name in names if hasattr(self, name)]
+        if rows is None or not rows.shape[1]:
+            return tokens
+        ends = np.cumsum([token.shape[1] for token in tokens])
+        inner_ends = ends[ends < rows.shape[1]]
+        placed = jnp.split(rows, inner_ends, 1)
+        placed_tokens = [token + row for token, row in zip(tokens, placed, strict=False)]
+        return [*placed_tokens, *tokens[len(placed) :]]
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
-        """What `place` adds, (1, prefix + N, D)."""
+        """The table that `place` adds, (1, prefix + N, D)."""
         return positions.of(self.config).table(self.position, dtype, self.places)
 
     def encode(
         self, x, *, deterministic=True, rngs=None, capture=False, joining=None, native=None
     ) -> tuple[jax.Array, dict]:
-        """Of what `place` gives, the tokens after the last norm, without registers; and what was captured.
-        With tokens that join, a `stack.Joining`, all tokens, these first; and nothing is captured.
+        """The encoder (Eq. 2 and 3): tokens after the last norm, without registers; and the captured arrays.
+
+        Args:
+          x: (B, T, D), from `place`.
+          joining: tokens that join before the last blocks; then all tokens are returned, these first, and nothing is
+            captured.
         """
-        config, placed = self.config, self.config.placed_tokens
-        rates = config.dropout, config.attention_dropout, config.drop_path
+        config = self.config
+        rates = (config.dropout, config.attention_dropout, config.drop_path)
         first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
-        sized = {} if native is None else {"lengths": native.lengths(x.shape[1])}
+        lengths = None if native is None else native.lengths(x.shape[1])
         x = dropout(x, config.dropout, first_key)
-        x, captured = self.encoder(x, key, capture, joining, **sized)
+        x, captured = self.encoder(x, key, capture, joining, lengths)
         if config.registers and joining is None:
+            placed = config.placed_tokens
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 
@@ -185,14 +253,15 @@ class VisionTransformer(classifier.Classifier):
     def read(
         self, tokens: jax.Array, captured: dict[str, jax.Array], native: PatchBatch | None = None
     ) -> ModelOutput:
-        """The output for what `encode` gives; two heads read a token each, `logits` and `features` are the means."""
+        """The output (Eq. 4) for the results of `encode`. Two heads read a token each; `logits` are their mean."""
         features = pooling.pooled(self.pool, tokens, native)
         if self.config.representation:
             features = jnp.tanh(self.representation(features))
         if not (self.config.two_heads and self.config.num_classes):
             return ModelOutput(self.classify(features), features, tokens, captured)
-        heads = enumerate((self.head, self.head_distilled))
-        exits = jnp.stack([head(tokens[:, i].astype(jnp.float32)) for i, head in heads])
+        of_class = self.head(tokens[:, 0].astype(jnp.float32))
+        distilled = self.head_distilled(tokens[:, 1].astype(jnp.float32))
+        exits = jnp.stack([of_class, distilled])
         return ModelOutput(exits.mean(axis=0), features, tokens, captured, exits)
 
 
@@ -200,25 +269,37 @@ class Encoder(nnx.Module):
     """Blocks, their parameters stacked along a leading axis, and a norm."""
 
     def __init__(self, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs):
-        make = lambda rngs: Block(config, dtype=dtype, rngs=rngs)  # noqa: E731
-        self.config, self.layers = config, stack.stack(make, config.depth, rngs)
+        self.config = config
+        self.layers = stack.stack(
+            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
+        )
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
 
     def __call__(
         self, x, key=None, capture=False, joining=None, lengths=None
     ) -> tuple[jax.Array, dict]:
-        """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`. Of
-        each image `lengths` (B,) tokens count, or all.
+        """Tokens (B, T, D) through all blocks and the norm; and the captured arrays, of each block its `attention`
+        weights and its output, `blocks`.
+
+        Args:
+          joining: see `VisionTransformer.encode`.
+          lengths: (B,), how many tokens of each image count; `None`: all.
         """
-        sized = {} if lengths is None else {"lengths": lengths}  # which few blocks take
+        config = self.config
 
         def step(block, x, rate, key, bias=None):
-            x, weights = block(x, rate, key, bias, **sized)
+            x, weights = block(x, rate, key, bias, lengths)
             return x, contract.captured(capture, attention=weights, blocks=x)
 
-        loop = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
-        depths = by_depth(self.config.drop_path, self.config.depth, key)
-        x, captured = stack.scan(step, self.layers, x, depths, **loop)
+        x, captured = stack.scan(
+            step,
+            self.layers,
+            x,
+            by_depth(config.drop_path, config.depth, key),
+            remat=choices.remat(config),
+            unroll=config.unroll,
+            joining=joining,
+        )
         return self.norm(x), captured
 
 
@@ -226,19 +307,33 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3)."""
 
     def __init__(self, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs):
-        width, common = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
-        own = dict(attention_dropout=config.attention_dropout, implementation=config.attention)
+        width = config.width
         self.attention_norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.attention = Attention(width, config.heads, **own, **common)
+        self.attention = Attention(
+            width,
+            config.heads,
+            attention_dropout=config.attention_dropout,
+            implementation=config.attention,
+            dropout=config.dropout,
+            dtype=dtype,
+            rngs=rngs,
+        )
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **common)
+        self.mlp = Mlp(
+            width,
+            config.mlp_dim,
+            activation=config.activation,
+            dropout=config.dropout,
+            dtype=dtype,
+            rngs=rngs,
+        )
 
     def __call__(
         self, x, drop_path_rate, key, bias=None, lengths=None
     ) -> tuple[jax.Array, jax.Array]:
         """(B, N, D) -> the same, and the attention weights (B, H, N, N); `bias` and `lengths` as in `Attention`."""
-        keys, sized = split(key, 4), {} if lengths is None else {"lengths": lengths}
-        y, weights = self.attention(self.attention_norm(x), key=keys[0], bias=bias, **sized)
+        keys = split(key, 4)
+        y, weights = self.attention(self.attention_norm(x), key=keys[0], bias=bias, lengths=lengths)
         x = x + drop_path(y, drop_path_rate, keys[1])
         y = self.mlp(self.mlp_norm(x), key=keys[2])
         return x + drop_path(y, drop_path_rate, keys[3]), weights
