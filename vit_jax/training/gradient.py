@@ -37,17 +37,7 @@ def make_gradient(networks: Networks, learning_rate: Rate, config: Config) -> Ca
         on_devices = networks.for_devices().for_batch(batch)
         images, targets, model_key = prepare_inputs(on_devices, state, batch, config)
         weight, _ = scale_of(batch)
-
-        def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
-            trained = _stop_frozen(params, config)
-            learner = state.learner(on_devices, params=trained, variables=variables)
-            with freezing(learner, params):
-                loss, metrics = on_devices.objective(learner, batch, nnx.Rngs(dropout=key))
-            means = {name: jnp.mean(value) for name, value in metrics.items()}
-            variables = on_devices.variables_of(learner, variables)
-            mean = jnp.mean(loss)
-            others = (means | {"loss": mean}, variables, learner.observed)
-            return mean if weight == 1 else weight * mean, others
+        loss_of = _make_loss(on_devices, state, weight, freezing, config)
 
         def of_part(params: dict, *rest: Any):
             grads, others = jax.grad(loss_of, has_aux=True)(place.stored(params), *rest)
@@ -67,6 +57,36 @@ def make_gradient(networks: Networks, learning_rate: Rate, config: Config) -> Ca
         return grads, metrics, variables
 
     return gradient
+
+
+def _make_loss(
+    networks: Networks, state: TrainState, weight: float, freezing: Callable, config: Config
+) -> Callable:
+    """The mean loss of a part of a batch, as a function of the parameters.
+
+    Args:
+      networks: the run's, for these devices and this batch.
+      state: before the step.
+      weight: factor of the loss.
+      freezing: from `_make_freezing`.
+
+    Returns:
+      `loss_of(params, variables, batch, key) -> (loss, (metrics, variables, observed))`.
+    """
+
+    def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
+        trained = _stop_frozen(params, config)
+        learner = state.learner(networks, params=trained, variables=variables)
+        with freezing(learner, params):
+            loss, metrics = networks.objective(learner, batch, nnx.Rngs(dropout=key))
+        metrics = {name: jnp.mean(value) for name, value in metrics.items()}
+        variables = networks.variables_of(learner, variables)
+        mean = jnp.mean(loss)
+        metrics |= {"loss": mean}
+        weighted = mean if weight == 1 else weight * mean
+        return weighted, (metrics, variables, learner.observed)
+
+    return loss_of
 
 
 def make_batch_scales(config: Config) -> Callable[[Batch], tuple[float, float]]:
