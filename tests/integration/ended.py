@@ -9,7 +9,7 @@ import json
 import os
 
 from vit_jax.commands.main import run
-from vit_jax.training import loop
+from vit_jax.training import setup
 from vit_jax.training.step_programs import StepPrograms
 
 _SAID = json.loads(os.environ["ENDED"])
@@ -28,5 +28,5 @@ class EndingPrograms(StepPrograms):
 
 
 if __name__ == "__main__":
-    loop.StepPrograms = EndingPrograms
+    setup.StepPrograms = EndingPrograms
     run()

@@ -295,11 +295,11 @@ def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_de
         def lower(*arguments):
             program = jitted.lower(*arguments).compile()
 
-            def run(state, batch):
+            def run(state, batch, seed):
                 with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
                     jax.jit(lambda x: x)(np.ones(3))
                 before = len(compilations)
-                result = program(state, batch)
+                result = program(state, batch, seed)
                 during_step.append(len(compilations) - before)
                 return result
 

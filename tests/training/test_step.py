@@ -12,6 +12,7 @@ from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.inputs import seed_key
 from vit_jax.training.step_programs import compile_train_step
 from vit_jax.training.zero import placement
 
@@ -90,6 +91,21 @@ def on_eight_devices():
 def assert_close(a, b, tolerance):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+def test_all_seeds_have_one_program(on_one_device):
+    _, state, _, _ = on_one_device
+    mesh = meshes.make_mesh(ONE, jax.devices()[:1])
+    (batch,) = make_batches(1)
+    programs = set()
+    for seed in (0, 1):
+        assembly = assemble(resolve(make_config(seed=seed)), num_classes=10, examples_per_epoch=160)
+        shardings = states.shardings_of(assembly.abstract_state(mesh))
+        step = compile_train_step(assembly.train_step, shardings, mesh, seeded=True)
+        with jax.set_mesh(mesh):
+            lowered = step.lower(state, batch, seed_key(assembly.config))
+        programs.add(lowered.as_text())
+    assert len(programs) == 1
 
 
 @pytest.mark.slow

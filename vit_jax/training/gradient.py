@@ -14,7 +14,7 @@ from vit_jax.objectives.contract import Batch, Learner
 from vit_jax.objectives.networks import OWN, Networks
 from vit_jax.optim.options import takes_two_gradients
 from vit_jax.training.accumulation import accumulated
-from vit_jax.training.inputs import prepare_inputs
+from vit_jax.training.inputs import prepare_inputs, seed_key
 from vit_jax.training.state import TrainState
 from vit_jax.training.zero import placement
 
@@ -25,17 +25,19 @@ def make_gradient(networks: Networks, learning_rate: Rate, config: Config) -> Ca
     """The gradient of a step; arguments as of `step.make_train_step`.
 
     Returns:
-      `gradient_of(state, batch) -> (gradients, metrics, variables)`: trees like the parameters, sharded as their
-      optimizer state is, of float32 scalars, and like `state.variables` after the step.
+      `gradient_of(state, batch, seed) -> (gradients, metrics, variables)`: trees like the parameters, sharded as
+      their optimizer state is, of float32 scalars, and like `state.variables` after the step. `seed` is from
+      `inputs.seed_key`; by default that of the config.
     """
     place = placement(networks, config)
     scale_of = make_batch_scales(config)
     freezing = _make_freezing(networks, config)
     sharpened = _make_sharpness(learning_rate, config)
 
-    def gradient(state: TrainState, batch: Batch):
+    def gradient(state: TrainState, batch: Batch, seed: jax.Array | None = None):
+        seed = seed_key(config) if seed is None else seed
         on_devices = networks.for_devices().for_batch(batch)
-        images, targets, model_key = prepare_inputs(on_devices, state, batch, config)
+        images, targets, model_key = prepare_inputs(on_devices, state, batch, config, seed)
         weight, _ = scale_of(batch)
         loss_of = _make_loss(on_devices, state, weight, freezing, config)
 

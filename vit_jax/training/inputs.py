@@ -19,8 +19,15 @@ Images = dict[str, Any]  # by their names in the batch
 Targets = dict[str, Any]
 
 
+def seed_key(config: Config) -> jax.Array:
+    """The key of all random choices of a run's steps, as uint32 (2,): an argument of its program, which so is the
+    same for every seed.
+    """
+    return jax.random.key_data(jax.random.key(config.seed))
+
+
 def prepare_inputs(
-    networks: Networks, state: TrainState, batch: Batch, config: Config
+    networks: Networks, state: TrainState, batch: Batch, config: Config, seed: jax.Array
 ) -> tuple[Images, Targets, jax.Array]:
     """Makes the inputs of a step. Every random choice is a function of (seed, step): a resumed run repeats none and
     skips none.
@@ -30,12 +37,13 @@ def prepare_inputs(
       state: before the step.
       batch: see `data.batches.spec`.
       config: the run's.
+      seed: from `seed_key`.
 
     Returns:
       The augmented images, the targets that the objective makes of the labels, and the key of all other random
       choices of the step.
     """
-    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    key = jax.random.fold_in(jax.random.wrap_key_data(seed), state.step)
     augment_key, model_key = jax.random.split(key)
     targets = networks.objective.targets(batch)
     augment_batch = _augmentation_of(config)

@@ -21,6 +21,7 @@ from vit_jax.training.actions import make_actions
 from vit_jax.training.actions.contract import Progress
 from vit_jax.training.assembly import Assembly, make_mesh, resolve
 from vit_jax.training.guards import check_batch, make_deterministic, make_workdir
+from vit_jax.training.inputs import seed_key
 from vit_jax.training.run import Run
 from vit_jax.training.starting import Start
 from vit_jax.training.step_programs import StepPrograms
@@ -116,7 +117,8 @@ def _make_run(
         tier = LocalTier(kept.local, workdir, like.parts(), wait)
     begin = Start(assembly, checkpoints, tier, description, like)
     checks = DeviceChecks(assembly, source, like, mesh)
-    train_step = StepPrograms(assembly.train_step, like, mesh, config.audit.checker_every)
+    checker_every = config.audit.checker_every
+    train_step = StepPrograms(assembly.train_step, like, seed_key(config), mesh, checker_every)
     run = Run(
         assembly=assembly,
         source=source,

@@ -32,16 +32,19 @@ def make_train_step(
       config: the run's.
 
     Returns:
-      `train_step(state, batch) -> (state, metrics)` with a batch as `data.batches.spec` describes it
-      and metrics as float32 scalars. Not compiled yet: see `step_programs.compile_train_step`.
+      `train_step(state, batch, seed) -> (state, metrics)` with a batch as `data.batches.spec` describes it and
+      metrics as float32 scalars; `seed` is from `inputs.seed_key`, by default that of the config. Not compiled yet:
+      see `step_programs.compile_train_step`.
     """
     gradient_of = make_gradient(networks, learning_rate, config)
     update_of = make_update(networks, optimizer, learning_rate, config)
     place = placement(networks, config)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(
+        state: TrainState, batch: Batch, seed: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]:
         with dense.gradients_in(config.mesh.gradients):
-            grads, metrics, variables = gradient_of(state, batch)
+            grads, metrics, variables = gradient_of(state, batch, seed)
         # From here to the end a device has its own shard of parameters, not all of them.
         sharded = state.replace(params=place.updated(state.params))
         update = update_of(sharded, grads, variables, batch)

@@ -4,6 +4,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 from absl import logging
 
 from vit_jax.compute import attend, choices
@@ -14,19 +15,30 @@ from vit_jax.training.step import Metrics
 
 
 def compile_train_step(
-    train_step: Callable, shardings: TrainState, mesh: jax.sharding.Mesh, *, checked: bool = False
+    train_step: Callable,
+    shardings: TrainState,
+    mesh: jax.sharding.Mesh,
+    *,
+    checked: bool = False,
+    seeded: bool = False,
 ) -> Callable:
     """The jitted step: the state keeps its shardings and its memory, metrics are on every device.
 
     Args:
       checked: whether devices compute everything twice and compare, where the platform has that.
+      seeded: whether the seed is an argument, so that all seeds have one program.
+
+    Returns:
+      A function of (state, batch), or of (state, batch, seed), see `step.make_train_step`.
     """
     options = choices.compiler_options(mesh)
+    whole = meshes.replicated(mesh)
+    arguments = (shardings, meshes.batch_sharding(mesh))
     return jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(shardings, meshes.batch_sharding(mesh)),
-        out_shardings=(shardings, meshes.replicated(mesh)),
+        in_shardings=(*arguments, whole) if seeded else arguments,
+        out_shardings=(shardings, whole),
         compiler_options=options | choices.checker_options(mesh) if checked else options,
     )
 
@@ -35,22 +47,29 @@ class StepPrograms:
     """The compiled programs of a run's step: for batches of each shape one, and one that checks itself."""
 
     def __init__(
-        self, train_step: Callable, like: TrainState, mesh: jax.sharding.Mesh, checker_every: int
+        self,
+        train_step: Callable,
+        like: TrainState,
+        seed: jax.Array,
+        mesh: jax.sharding.Mesh,
+        checker_every: int,
     ):
         """Takes the step, to be compiled later.
 
         Args:
           train_step: see `make_train_step`.
           like: shapes, dtypes and shardings of the state.
+          seed: from `inputs.seed_key`.
           checker_every: steps between those that run the checked program, on platforms that have one; 0:
             never.
         """
         shardings = shardings_of(like)
         self._every = checker_every if choices.checker_options(mesh) else 0
         self._jitted = {
-            checked: compile_train_step(train_step, shardings, mesh, checked=checked)
+            checked: compile_train_step(train_step, shardings, mesh, checked=checked, seeded=True)
             for checked in {False, self._every > 0}
         }
+        self._seed = jax.device_put(np.asarray(seed), meshes.replicated(mesh))
         self._compiled: dict[tuple, Callable] = {}
         self._coming: dict[tuple, concurrent.futures.Future] = {}
         self._background = concurrent.futures.ThreadPoolExecutor(1, "compiling-steps")
@@ -75,7 +94,7 @@ class StepPrograms:
         batches = sorted(batches, key=lambda batch: _shapes(batch) != _shapes(first))
         with attend.record() as kinds:
             lowered = {
-                (checked, _shapes(batch)): jitted.lower(state, batch)
+                (checked, _shapes(batch)): jitted.lower(state, batch, self._seed)
                 for batch in batches
                 for checked, jitted in self._jitted.items()
             }
@@ -93,7 +112,7 @@ class StepPrograms:
     def __call__(self, step: int, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Runs step `step`."""
         checked = self._every > 0 and step % self._every == 0
-        return self._compiled[checked, _shapes(batch)](state, batch)
+        return self._compiled[checked, _shapes(batch)](state, batch, self._seed)
 
     def close(self) -> None:
         """Gives up the programs whose compilation has not begun."""

@@ -21,7 +21,7 @@ from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.gradient import make_gradient
-from vit_jax.training.inputs import prepare_inputs
+from vit_jax.training.inputs import prepare_inputs, seed_key
 from vit_jax.training.state import TrainState
 from vit_jax.training.upkeep.writers import Histogram, MetricWriter
 
@@ -84,7 +84,8 @@ def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], dict[str, j
     map_network = maps.make_map_network(networks)
 
     def images(state: TrainState, batch: Batch) -> dict[str, jax.Array]:
-        inputs, targets, _ = prepare_inputs(networks.for_devices(), state, batch, config)
+        seed = seed_key(config)
+        inputs, targets, _ = prepare_inputs(networks.for_devices(), state, batch, config, seed)
         first = next(iter(inputs.values()))
         first = (first if first.ndim == 4 else first[:, 0])[:IMAGES]
         shown = {"images": pixels(first, config.data)}
