@@ -18,6 +18,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
+from vit_jax.data.augmentation import augment, own, patches
 from vit_jax.inspection import run as inspecting
 from vit_jax.models import positions, registry
 from vit_jax.models.contract import PatchBatch
@@ -34,7 +35,7 @@ GUESTS = ("my_data", "my_evaluator", "my_model", "my_objective", "my_optimizer")
 SLOW = "my_term"  # tests/objectives/test_sum.py has its loss
 TABLES = (
     objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,
-    positions.KINDS, ACTIONS, options.SCHEDULES, schedules.SHAPES,
+    positions.KINDS, ACTIONS, options.SCHEDULES, schedules.SHAPES, own.AUGMENTATIONS,
 )  # fmt: skip
 TINY = {"width": 32, "depth": 1, "heads": 2, "mlp_dim": 32}
 CHANGES = {
@@ -291,6 +292,42 @@ def test_a_guests_positions_are_right_in_every_layout(folder):
     assert vit_jax.create_model("ViT-mu/8", position="rings", image_size=32)
 
 
+def test_a_guests_augmentation_changes_every_layout_of_images_or_is_refused(folder, monkeypatch):
+    config = resolve(tiny(folder, "my_augmentation"))
+    off = dict.fromkeys(("mixup", "cutmix", "erasing", "color_jitter"), 0.0)
+    noisy = dataclasses.replace(config.augment, flip=False, **off)
+    plain = dataclasses.replace(noisy, own=())
+    pixels = np.random.default_rng(0).integers(60, 200, (64, 8, 8, 3), np.uint8)
+    normalization = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+    key = jax.random.key(0)
+
+    def strengths(function, images, **more):
+        """The standard deviation of what is added to each image, in 255."""
+        changed, unchanged = (
+            function(images, {}, key, choice, **normalization, **more)[0]
+            for choice in (noisy, plain)
+        )
+        tell = lambda x: np.asarray(getattr(x, "patches", x)).reshape(64, -1)  # noqa: E731
+        return (tell(changed) - tell(unchanged)).std(axis=1)
+
+    native = PatchBatch(pixels.reshape(64, 4, 48), np.full((64, 2), 2, np.int32))
+    for found in (
+        strengths(augment.augment, pixels),
+        strengths(patches.augment_patches, native, channels=3),
+    ):
+        assert 6 < found.mean() < 14 and found.min() < 4 and found.max() > 15
+    monkeypatch.setattr(type(own.AUGMENTATIONS["noise"]), "needs_whole_images", True)
+    with pytest.raises(ConfigError, match="config.augment.own has 'noise'.*needs_whole_images"):
+        patches.check_augmentation(noisy, "config.data.native_tokens")
+    monkeypatch.setattr(type(own.AUGMENTATIONS["noise"]), "moves_pixels", True)
+    with pytest.raises(ConfigError, match="'noise', which moves pixels.*`move`"):
+        augment.check_moves(noisy)
+    with pytest.raises(
+        ConfigError, match="no augmentation 'noisy' is registered; did you mean 'noise'"
+    ):
+        augment.check_augmentation(dataclasses.replace(noisy, own=("noisy",)), 3)
+
+
 def test_a_guests_schedule_falls_to_its_end_and_an_option_that_it_does_not_read_is_refused(folder):
     config = resolve(tiny(folder, "my_schedule"))
     optim = dataclasses.replace(config.optim, warmup="4 steps")
@@ -325,5 +362,13 @@ def imported(code: str) -> set[str]:
 
 
 def test_the_guide_has_a_file_for_each_guest_which_imports_the_public_surface_alone():
-    assert set(FILES) == {*GUESTS, SLOW, "my_action", "my_position", "my_quantity", "my_schedule"}
+    assert set(FILES) == {
+        *GUESTS,
+        SLOW,
+        "my_action",
+        "my_augmentation",
+        "my_position",
+        "my_quantity",
+        "my_schedule",
+    }
     assert all(imported(code) == {"vit_jax.extend"} for code in FILES.values())

@@ -548,6 +548,8 @@ class AugmentSection(_Fields):
     'AutoAugment, the policy for ImageNet (default: False)'
     three_augment: bool
     '3-Augment (DeiT III): each image grey, solarised or blurred (default: False)'
+    own: _Tuple
+    'names of registered augmentations, in their order, after the changes of colours (default: ())'
     mixup: float
     'parameter of the Beta distribution of mixup; 0: none (default: 0.0)'
     cutmix: float

@@ -1,6 +1,6 @@
 """What a file of yours imports that adds to the package: a model family, positions, an objective, an evaluator, a data
-source, an optimizer of matrices, a schedule, an inspected quantity, an action or a callback. These names are stable
-(docs/reference.md), the modules that define them are not.
+source, an augmentation, an optimizer of matrices, a schedule, an inspected quantity, an action or a callback. These
+names are stable (docs/reference.md), the modules that define them are not.
 
 A name is imported when it is used first, and with it only the module that defines it.
 """
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # For editors and type checkers: the same as `_SOURCES`.
     from vit_jax.compute.stack import scan as scan_layers
     from vit_jax.compute.stack import stack as stack_layers
     from vit_jax.config import default_config
+    from vit_jax.data.augmentation.own import Augmentation
+    from vit_jax.data.augmentation.own import register as register_augmentation
     from vit_jax.data.options import Data as DataConfig
     from vit_jax.data.record import BadImage, DataError, DataSet, Record, Source
     from vit_jax.data.sources import register as register_data_source
@@ -170,6 +172,9 @@ _SOURCES = {
     "DataSet": "data.record",
     "Record": "data.record",
     "Source": "data.record",
+    # An augmentation.
+    "register_augmentation": "data.augmentation.own:register",
+    "Augmentation": "data.augmentation.own",
     # An optimizer of matrices.
     "register_preconditioner": "optim.preconditioners:register",
     "OptimConfig": "optim.options:Optim",

@@ -392,6 +392,9 @@ class Augment:
     three_augment: bool = option(
         False, "3-Augment (DeiT III): each image grey, solarised or blurred"
     )
+    own: tuple = option(
+        (), "names of registered augmentations, in their order, after the changes of colours"
+    )
     mixup: float = option(
         0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0, maximum=1000
     )

@@ -17,7 +17,7 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.data.augmentation import color
+from vit_jax.data.augmentation import color, own
 from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def check_augmentation(config: Augment, channels: int) -> None:
                 f"config.augment.{name} changes the colours of RGB images, and config.data.channels is "
                 f"{channels}: set it to {type(getattr(config, name))()}"
             )
+    own.check_names(config)
     if config.randaugment_std and config.randaugment_kind == "tensorflow":
         raise ConfigError(
             f"config.augment.randaugment_std = {config.randaugment_std}: the magnitudes of "
@@ -115,8 +116,8 @@ def augment(
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
-    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`: on
-       pixels in [0, 255];
+    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`, and registered
+       augmentations, see `own`: on pixels in [0, 255];
     4. normalisation;
     5. random erasing, whose noise is standard normal and so belongs after normalisation;
     6. mixup or cutmix, which mix finished examples.
@@ -143,6 +144,7 @@ def augment(
     if config.three_augment:
         images = POLICIES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
     images = color.change_colors(images, color_key, config)
+    images = own.change(images, key, config)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
         images = erase(
@@ -154,8 +156,10 @@ def augment(
             aspect=config.erasing_aspect,
         )
     if config.mixup or config.cutmix:
-        own = own_share(mix_key, images.shape[1:3], config.mixup, config.cutmix, config.mix_switch)
-        images, targets = mix(images, targets, own)
+        share = own_share(
+            mix_key, images.shape[1:3], config.mixup, config.cutmix, config.mix_switch
+        )
+        images, targets = mix(images, targets, share)
     return images.astype(dtype), targets
 
 
@@ -184,10 +188,10 @@ def moved(maps: Any, key: jax.Array, config: Augment) -> Any:
     Args:
       maps: a tree of (B, H, W), such as the classes of pixels.
     """
-    if not config.flip:
-        return maps
-    flip_key = jax.random.split(key, 5)[0]
-    return jax.tree.map(lambda x: flip(x[..., None], flip_key)[..., 0], maps)
+    if config.flip:
+        flip_key = jax.random.split(key, 5)[0]
+        maps = jax.tree.map(lambda x: flip(x[..., None], flip_key)[..., 0], maps)
+    return jax.tree.map(lambda x: own.move(x, key, config), maps)
 
 
 def check_moves(config: Augment) -> None:
@@ -198,6 +202,7 @@ def check_moves(config: Augment) -> None:
                 f"config.augment.{name} = {getattr(config, name)} would move pixels of images and not of their "
                 f"masks: set it to {type(getattr(config, name))()}"
             )
+    own.check_masks(config)
 
 
 def normalize(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation import augment, color, patch_layout
+from vit_jax.data.augmentation import augment, color, own, patch_layout
 from vit_jax.data.options import Augment
 from vit_jax.models import native_sizes
 from vit_jax.models.contract import PatchBatch
@@ -31,6 +31,7 @@ def check_augmentation(config: Augment, where: str) -> None:
                 f"{where}: config.augment.{name} = {value} changes whole images alone, and these are patches; set it "
                 f"to {type(value)()}"
             )
+    own.check_patches(config, where)
 
 
 def augment_patches(
@@ -61,6 +62,7 @@ def augment_patches(
     if config.randaugment_layers or config.autoaugment:
         images = choose_operations(images, randaugment_key, config, mean)
     images = _change_colors(images, color_key, config, channels)
+    images = _change_by_own(images, key, config, channels)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
         images = erase(images, erase_key, config, channels)
@@ -114,6 +116,19 @@ def _change_colors(
     inside = _inside(images)[..., None, None]
     pixels = images.patches.reshape(*shape[:2], -1, channels)
     changed = color.change_colors(pixels, key, config, inside)
+    return images.replace(patches=jnp.where(inside, changed, 0).reshape(shape))
+
+
+def _change_by_own(
+    images: PatchBatch, key: jax.Array, config: Augment, channels: int
+) -> PatchBatch:
+    """`own.change`, of augmentations to which the place of a pixel does not matter."""
+    if not config.own:
+        return images
+    shape = images.patches.shape
+    inside = _inside(images)[..., None, None]
+    pixels = images.patches.reshape(*shape[:2], -1, channels)
+    changed = own.change(pixels, key, config)
     return images.replace(patches=jnp.where(inside, changed, 0).reshape(shape))
 
 
