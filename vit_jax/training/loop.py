@@ -83,6 +83,7 @@ def _finish(progress: Progress) -> None:
     for action in progress.actions:
         action.start(progress)
     is_stopped = not progress.ended and _run_steps(progress)
+    progress.batch = {}  # and its memory
     if is_stopped and not progress.is_complete:
         _interrupt(progress)
     progress.save_now()
