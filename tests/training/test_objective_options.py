@@ -1,5 +1,5 @@
-"""Every option of every objective reaches all that is trained: of two runs that differ in it, every array of parameters
-differs after some steps, or has another shape.
+"""Every option of every objective reaches all that is trained, adapters too: of two runs that differ in it, every array
+of parameters differs after some steps, or has another shape.
 """
 
 import numpy as np
@@ -14,8 +14,9 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 
 STEPS = 3
-# The Gram teacher's second refresh is before step 3, whose gradients change the encoder; heads learn of it in step 4.
-STEPS_OF = {("dino", "gram_refreshes"): 4}
+# The Gram teacher's second refresh is before step 3, whose gradients change the encoder; heads follow in step 4, their
+# lengths by more than a rounding error in step 5.
+STEPS_OF = {("dino", "gram_refreshes"): 5}
 # The last norm learns nothing where a head reads the layers before it.
 LAST_NORM = ("params/encoder/norm/",)
 # The sigmoids' bias of -10 makes its own gradient the same to the bit, whatever the vectors are after so few steps.
@@ -23,6 +24,7 @@ RESTING = {"features": LAST_NORM, "sum": ("params_objective/terms/image_text/bia
 OF_TEXTS = ("image_text", "sum")  # an image is compared with all texts of its batch
 SETTINGS = {
     "alone": {},
+    "adapters": {"lora.lora_rank": 2, "init_from": "{teacher}"},
     "accumulation": {"accumulate": 2},
     "frozen parts": {"optim.freeze": ("embedding/.*",)},
 }
