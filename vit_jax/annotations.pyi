@@ -290,7 +290,7 @@ class ObjectiveSection(_Fields):
     koleo: float | None
     'weight of KoLeo; 0: none (default: 0.1)'
     koleo_images: int | None
-    'how many images KoLeo compares with each other; 0: the whole batch (default: 0)'
+    'how many images KoLeo compares with each other; 0: the whole batch, or with config.accumulate each part of it (default: 0)'
     view_resize: Literal['torch', 'dinov2'] | None
     "how positions are interpolated for views of other sizes (default: 'dinov2')"
     gram_weight: float | None

@@ -138,7 +138,7 @@ OBJECTIVE = {
         "student_temperature": Case(0.2), "teacher_temperature": Case((0.1, 0.2)),
         "temperature_warmup": Case("4 steps"),
         "momentum": Case((0.5, 1.0)), "frozen_prototypes": Case("2 steps"), "patch_weight": Case(0.5),
-        "mask_shares": Case((0.5, 0.5)), "koleo": Case(0.5), "koleo_images": Case(4),
+        "mask_shares": Case((0.5, 0.5)), "koleo": Case(0.5), "koleo_images": Case(2),
         "view_resize": Case("torch", LOCAL_VIEW), "gram_weight": Case(1.0), "gram_start": Case("2 steps", GRAM),
         "gram_refresh": Case("1 steps", GRAM),
         "gram_refreshes": Case(1, {**GRAM, "objective.gram_refresh": "1 steps"}),

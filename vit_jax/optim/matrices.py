@@ -114,8 +114,9 @@ def find(config: Optim, params: Any, inputs: Sequence[str]) -> Matrices:
         named = {name for name in shapes if name not in excluded and not _problem(candidates, name)}
     if not named:
         raise ConfigError(
-            f"config.optim.name={config.name!r} is for matrices, and the model has none with sides of "
-            f"{SHORTEST} or more: set config.optim.name=adamw, or name some in {where}"
+            f"config.optim.name={config.name!r} is for matrices, and the run trains no kernel with sides of "
+            f"{SHORTEST} or more inside the model (adapters do not count): set config.optim.name=adamw, or name some "
+            f"kernels in {where}"
         )
     if named <= frozen:
         raise ConfigError(

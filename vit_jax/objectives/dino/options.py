@@ -54,7 +54,9 @@ class DinoOptions:
     )
     koleo: float = option(0.1, "weight of KoLeo; 0: none", minimum=0)
     koleo_images: int = option(
-        0, "how many images KoLeo compares with each other; 0: the whole batch", minimum=0
+        0,
+        "how many images KoLeo compares with each other; 0: the whole batch, or with config.accumulate each part of it",
+        minimum=0,
     )
     view_resize: str = option(
         "dinov2", "how positions are interpolated for views of other sizes", choices=METHODS
