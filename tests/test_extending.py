@@ -269,8 +269,29 @@ def test_a_guests_action_writes_among_the_metrics_until_it_ends_the_run(folder, 
     lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     (used,) = [line["memory/most_gib"] for line in lines if "memory/most_gib" in line]
     assert 0.05 < used < 100 and result["step"] == 1
-    assert reading.newest_description(tmp_path)["ended"] == "one step is enough"
+    saved = reading.newest_description(tmp_path)
+    assert saved["ended"] == "one step is enough"
+    assert saved["actions"] == {"memory": {"most": used}}
     ACTIONS["memory"] = log_memory
+
+
+def test_an_action_with_other_parameters_is_refused_before_the_first_step(
+    folder, tmp_path, monkeypatch
+):
+    config = tiny(folder, "my_action")
+    monkeypatch.setattr(ACTIONS["memory"], "state", lambda self: {})
+    with pytest.raises(ConfigError, match="'memory': its method state is called with .progress."):
+        vit_jax.train(config, tmp_path / "run")
+
+
+def test_positions_without_a_table_are_refused_by_their_name(folder):
+    positions.register("nothing", type("Nothing", (positions.Position,), {}))
+    with pytest.raises(
+        ConfigError, match="model.position=nothing: its class has no method `table`"
+    ):
+        vit_jax.create_model("ViT-mu/8", position="nothing", image_size=16)(
+            np.zeros((1, 16, 16, 3))
+        )
 
 
 def test_a_guests_positions_are_right_in_every_layout(folder):

@@ -1,4 +1,4 @@
-"""my_action.py: how much memory the process has used, among the metrics."""
+"""my_action.py: the most memory that the process has used, over all its starts, among the metrics."""
 
 import resource
 
@@ -8,16 +8,22 @@ KIB_PER_GIB = 2**20
 
 
 class LogMemory(Action):
-    """Writes the most memory that the process has held, where metrics are logged."""
-
     def __init__(self, run: Run):
         self.run = run
+        self.most = 0.0
 
     def after_step(self, progress: Progress) -> None:
         if not self.run.is_logged(progress.step):
             return
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB on Linux
-        self.run.writers.write_scalars(progress.step, {"memory/most_gib": used / KIB_PER_GIB})
+        self.most = max(self.most, used / KIB_PER_GIB)
+        self.run.writers.write_scalars(progress.step, {"memory/most_gib": self.most})
+
+    def state(self, progress: Progress) -> dict:
+        return {"most": self.most}
+
+    def load_state(self, saved: dict) -> None:
+        self.most = saved["most"]
 
 
 register_action("memory", LogMemory)

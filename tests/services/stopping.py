@@ -6,7 +6,6 @@ import pytest
 
 from vit_jax.training.actions.contract import Progress
 from vit_jax.training.actions.stop_on_signal import StopOnSignal
-from vit_jax.training.verdicts import StopHere
 
 
 @pytest.fixture
@@ -17,8 +16,7 @@ def stop_after(monkeypatch) -> Callable[..., None]:
 
     def stop_after(step: int, *, saving: bool = True) -> None:
         def after_step(action: StopOnSignal, progress: Progress) -> None:
-            if progress.step == step:
-                raise StopHere
+            progress.is_stopped = progress.step == step
 
         monkeypatch.setattr(StopOnSignal, "after_step", after_step)
         if not saving:

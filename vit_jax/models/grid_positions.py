@@ -17,7 +17,6 @@ from vit_jax.models.positions import ComputedPosition, Fit, Position, Variables,
 class Learned(Position):
     """1-D: a vector for every patch, row by row of the image. It begins normal with 0.02."""
 
-    usual_place = "stem"
     has_prefix = True
 
     def variables(self, rngs: nnx.Rngs) -> nnx.Variable:

@@ -32,7 +32,7 @@ Fit = tuple[
 
 
 class Position:
-    """A kind of position embedding in a model of one config. This one, `none`, adds nothing.
+    """A kind of position embedding in a model of one config.
 
     Attributes:
       name: of the kind, `config.position`.
@@ -45,7 +45,7 @@ class Position:
       logit_products: how many products with the queries or keys it costs there.
     """
 
-    usual_place = ""
+    usual_place = "stem"
     is_fixed = False
     has_prefix = False
     shown_by = "patches"
@@ -72,7 +72,10 @@ class Position:
           variables: those of `variables`.
           spread: another grid, whose computed positions are spread over the patches; `None`: their own grid.
         """
-        return None
+        raise ConfigError(
+            f"model.position={self.name}: its class has no method `table`: define it, or extend ComputedPosition and "
+            "define `values`"
+        )
 
     def at(self, variables: Variables, table: jax.Array, native: PatchBatch) -> jax.Array:
         """The positions (B, N, D) of the patches of images of their own sizes.
@@ -115,10 +118,22 @@ class Position:
         return None
 
 
-class ComputedPosition(Position):
-    """Positions that are a function of row and column: `values` is all that a kind of yours needs."""
+class NoPosition(Position):
+    """Nothing is added."""
 
-    usual_place = "stem"
+    usual_place = ""
+
+    def table(
+        self, variables: Variables, dtype: jnp.dtype, spread: tuple[int, int] | None = None
+    ) -> None:
+        return None
+
+
+class ComputedPosition(Position):
+    """Positions that are a function of row and column: `values` is all that a kind of yours needs. If the function has
+    parameters, `variables` makes them, a module of Flax NNX, which `values` gets.
+    """
+
     is_fixed = True
 
     def values(self, variables: Variables, rows, columns, height, width) -> jax.Array:
@@ -167,7 +182,7 @@ KINDS: LazyTable[type[Position]] = LazyTable(
         "bias2d": "vit_jax.models.relative_positions:Bias2d",
         "transformer_xl": "vit_jax.models.relative_positions:TransformerXL",
         "deberta": "vit_jax.models.relative_positions:Deberta",
-        "none": "vit_jax.models.positions:Position",
+        "none": "vit_jax.models.positions:NoPosition",
     }
 )
 # Of a T2T-ViT.

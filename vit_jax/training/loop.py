@@ -14,7 +14,7 @@ from vit_jax.training.setup import open_run
 from vit_jax.training.upkeep import announce
 from vit_jax.training.upkeep.callbacks import Callback
 from vit_jax.training.upkeep.preemption import Interrupted
-from vit_jax.training.verdicts import EndRun, Restore, StopHere
+from vit_jax.training.verdicts import EndRun, Restore
 
 # What is worth knowing of the time that it takes.
 _COMPILING = "once for a model, a batch and a kind of devices; later starts take it from config.compilation_cache"
@@ -80,14 +80,15 @@ def _finish(progress: Progress) -> None:
     Raises:
       Interrupted: a signal came, and the run is saved.
     """
-    for action in progress.actions:
+    actions = progress.actions.values()
+    for action in actions:
         action.start(progress)
     is_stopped = not progress.ended and _run_steps(progress)
     progress.batch = {}  # and its memory
     if is_stopped and not progress.is_complete:
         _interrupt(progress)
     progress.save_now()
-    for action in progress.actions:
+    for action in actions:
         action.end(progress)
 
 
@@ -104,15 +105,11 @@ def _run_steps(progress: Progress) -> bool:
     )
     with batches, run.stop.calling(batches.end):
         progress.batches = batches
-        try:
-            for batch in run.clock.each(batches, "input"):
-                progress.batch = batch
-                _run_step(progress)
-        except EndRun as end:
-            progress.ended = str(end)
-            return False
-        except StopHere:
-            return True
+        for batch in run.clock.each(batches, "input"):
+            progress.batch = batch
+            _run_step(progress)
+            if not progress.continues:
+                return progress.is_stopped
     return run.stop.requested  # while it waited for a batch
 
 
@@ -121,15 +118,19 @@ def _run_step(progress: Progress) -> None:
     run = progress.run
     if not run.train_step.is_compiled(progress.batch):
         _compile(progress)
-    for action in progress.actions:
+    actions = progress.actions.values()
+    for action in actions:
         action.before_step(progress)
     # A transfer between host and devices would stall every step. The host waits where the queue of steps is full.
     with jax.transfer_guard("disallow"), run.clock.waiting():
         new = run.train_step(progress.step + 1, progress.state, progress.batch)
     progress.state, progress.metrics = new
     progress.step += 1
-    for action in progress.actions:
-        action.after_step(progress)
+    for action in actions:
+        try:
+            action.after_step(progress)
+        except EndRun as end:  # All later actions have this step too.
+            progress.ended = progress.ended or str(end)
 
 
 def _compile(progress: Progress) -> None:
@@ -143,7 +144,7 @@ def _compile(progress: Progress) -> None:
             if not run.train_step.is_begun:
                 batches = run.assembly.abstract_batches(run.mesh)
                 run.train_step.compile(progress.state, batches, batch)
-                for action in progress.actions:
+                for action in progress.actions.values():
                     action.compile(progress, batches)
             run.train_step.wait(batch)
         name = f"compiled for step {progress.step + 1}"

@@ -1,5 +1,5 @@
-"""What an action may decide about a run: that it ends, that it stops here, or that it goes back to its last checkpoint.
-An action raises one of these. All processes of a run have to agree on it first, since all have to follow it.
+"""What an action may decide about a run: that it ends, or that it goes back to its last checkpoint. It raises one of
+these. All processes of a run have to agree on it first, since all have to follow it.
 """
 
 from vit_jax.base.errors import UserError
@@ -7,10 +7,6 @@ from vit_jax.base.errors import UserError
 
 class EndRun(Exception):
     """The run is complete before its last step; the message says why, and is kept with the checkpoint."""
-
-
-class StopHere(Exception):
-    """The run is to be saved now, and continued by the next start."""
 
 
 class Restore(UserError):

@@ -16,7 +16,7 @@ class Augmentation:
 
     Attributes:
       needs_whole_images: whether it depends on where a pixel is, or on its neighbours. Then it is refused for images at
-        their own sizes, which are patches.
+        their own sizes. These come as (B, patches, pixels of a patch, C): no axis is a row or a column of the image.
       moves_pixels: whether pixels move. Then `move` has to move masks alike, or they are refused.
     """
 

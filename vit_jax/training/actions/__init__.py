@@ -1,9 +1,11 @@
 """The actions beside the steps of a run. Each has a file, which is imported when the config asks for the action."""
 
+import inspect
 from collections.abc import Callable
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.training.actions.contract import Action
+from vit_jax.training.actions.contract import Action, is_guest, note_guest
 from vit_jax.training.run import Run
 
 # The loop calls them in this order before and after each step.
@@ -32,15 +34,38 @@ def register(name: str, make: Callable[[Run], Action]) -> None:
     """Adds an action from outside the package. The loop calls it after the actions of the package.
 
     Args:
-      name: the name of the action. An action that has this name already is replaced.
+      name: the name of the action, under which checkpoints keep its state. An action of that name is replaced.
       make: makes the action of a run; often its class.
     """
     ACTIONS[name] = make
+    note_guest(name)
 
 
-def make_actions(run: Run) -> list[Action]:
-    """The actions that a run needs. No other is imported."""
-    return [ACTIONS[name](run) for name in ACTIONS if is_needed(name, run)]
+def make_actions(run: Run) -> dict[str, Action]:
+    """The actions that a run needs, by name. No other is imported.
+
+    Raises:
+      ConfigError: an action from outside the package has a method with other parameters than `Action`.
+    """
+    actions = {name: ACTIONS[name](run) for name in ACTIONS if is_needed(name, run)}
+    for name, action in actions.items():
+        if is_guest(name):
+            _check_methods(name, action)
+    return actions
+
+
+def _check_methods(name: str, action: Action) -> None:
+    """Finds out before the first step what else is found at the first save."""
+    for method, function in vars(Action).items():
+        if not inspect.isfunction(function):
+            continue
+        parameters = list(inspect.signature(function).parameters)[1:]
+        try:
+            inspect.signature(getattr(action, method)).bind(*parameters)
+        except TypeError as error:
+            raise ConfigError(
+                f"the action {name!r}: its method {method} is called with ({', '.join(parameters)}): {error}"
+            ) from error
 
 
 def is_needed(name: str, run: Run) -> bool:

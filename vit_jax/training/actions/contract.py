@@ -3,7 +3,7 @@ the run, and may change it.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.data import loader
@@ -15,15 +15,28 @@ from vit_jax.training.verdicts import Restore
 
 # `Checkpoints.save` and its kin: of a step, the parts of a state, a description, and fingerprints.
 Write = Callable[[int, dict, dict, dict | None], None]
+# The name in a checkpoint's description of the states of actions from outside the package, by their names.
+OF_GUESTS = "actions"
+_GUESTS: set[str] = set()
+
+
+def is_guest(name: str) -> bool:
+    """Whether an action is from outside the package: then its state has a place of its own."""
+    return name in _GUESTS
+
+
+def note_guest(name: str) -> None:
+    """Notes that the action of this name is from outside the package."""
+    _GUESTS.add(name)
 
 
 class Action:
     """Something that is done beside the steps of a run. Each method does nothing here.
 
-    All processes of a run call the same methods after the same steps. Steps are dispatched ahead of the devices: an
-    action that reads `progress.state` or `progress.metrics` makes the host wait, so it reads them only where it is
-    due. It may replace `progress.state`. It may raise the exceptions of `verdicts`; several hosts have to agree on that
-    first.
+    All processes of a run call the same methods after the same steps, the last step before a signal included. Steps are
+    dispatched ahead of the devices: an action that reads `progress.state` or `progress.metrics` makes the host wait, so
+    it reads them only where it is due. It may replace `progress.state`. It may raise the exceptions of `verdicts`;
+    several hosts have to agree on that first.
     """
 
     def start(self, progress: "Progress") -> None:
@@ -48,11 +61,13 @@ class Action:
         """Called once after the last step, when the state is saved."""
 
     def state(self, progress: "Progress") -> dict[str, Any]:
-        """A checkpoint keeps this, as JSON, among the other names of its description."""
+        """A checkpoint keeps this, as JSON."""
         return {}
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Continues from the description of a checkpoint; of a new run it has none of the names of `state`."""
+        """Continues from what `state` gave when the checkpoint was saved; not called where there is nothing. Actions of
+        the package get the whole description of the checkpoint, of a new run too.
+        """
 
     def close(self) -> None:
         """Called at the end, also after an error."""
@@ -64,7 +79,7 @@ class Progress:
 
     Attributes:
       run: its parts.
-      actions: they are called in this order.
+      actions: by name; they are called in this order.
       state: the training state, on the devices.
       step: the number of steps done.
       batch: the batch of the next step; after a step, the batch of that step.
@@ -74,11 +89,12 @@ class Progress:
       evaluated_at: the step of that evaluation; −1 before the first one of this process.
       conclusions: further entries of the result of the run, such as its best evaluation.
       ended: why the run is complete before its last step; '' if it is not.
+      is_stopped: whether a signal stops the run after this step; the next start continues it.
       went_back_for: why the run has gone back to a checkpoint, if it did so just now.
     """
 
     run: Run
-    actions: Sequence[Action]
+    actions: Mapping[str, Action]
     state: TrainState
     step: int
     batch: Batch = dataclasses.field(default_factory=dict)
@@ -88,6 +104,7 @@ class Progress:
     evaluated_at: int = -1
     conclusions: dict[str, Any] = dataclasses.field(default_factory=dict)
     ended: str = ""
+    is_stopped: bool = False
     went_back_for: Restore | None = None
 
     @property
@@ -95,11 +112,20 @@ class Progress:
         """Whether all steps are done."""
         return self.step >= self.run.total_steps
 
+    @property
+    def continues(self) -> bool:
+        """Whether another step follows."""
+        return not (self.is_complete or self.is_stopped or self.ended)
+
     def take_up(self, saved: dict[str, Any]) -> None:
         """Gives the clock and the actions the description of the checkpoint that the run continues from."""
         self.run.clock.resumed_from(saved["goodput"], saved["seconds"])
-        for action in self.actions:
-            action.load_state(saved)
+        of_guests = saved.get(OF_GUESTS, {})
+        for name, action in self.actions.items():
+            if not is_guest(name):
+                action.load_state(saved)
+            elif name in of_guests:
+                action.load_state(of_guests[name])
 
     def save(self, write: Write | None = None) -> None:
         """Checks the state and saves it, with the state of each action.
@@ -118,8 +144,14 @@ class Progress:
             parts = self.state.parts()
             seconds = run.clock.training_seconds
             kept = {"seconds": seconds, "goodput": run.clock.read()}
-            for action in self.actions:
-                kept |= action.state(self)
+            of_guests = {}
+            for name, action in self.actions.items():
+                if is_guest(name):
+                    of_guests[name] = action.state(self)
+                else:
+                    kept |= action.state(self)
+            if of_guests:
+                kept[OF_GUESTS] = of_guests
             marks = run.checks.marks_of(parts)
             write(self.step, parts, run.description | kept, marks)
 

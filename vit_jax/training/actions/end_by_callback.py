@@ -14,6 +14,8 @@ class EndByCallback(Action):
     def after_step(self, progress: Progress) -> None:
         """Raises `EndRun` in all processes. If a callback failed, the state is saved and its error raised."""
         callbacks = self._run.callbacks
+        if progress.is_stopped or progress.ended:
+            return
         if not self._run.is_logged(progress.step) or not callbacks.end_the_run():
             return
         if callbacks.error:

@@ -59,7 +59,7 @@ class Evaluate(Action):
     def after_step(self, progress: Progress) -> None:
         """Raises `EndRun` if the target is reached, or patience has run out."""
         # After the last step the state is saved first: an evaluation may fail.
-        if progress.is_complete or not is_due(progress.step, self._every):
+        if not (progress.continues and is_due(progress.step, self._every)):
             return
         self._evaluate(progress)
         reason = self._goals.end_the_run()

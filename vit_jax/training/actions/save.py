@@ -19,7 +19,7 @@ class Save(Action):
     def after_step(self, progress: Progress) -> None:
         """Starts to save where that is due. The loop itself saves at the end of a run."""
         step = progress.step
-        if progress.is_complete:
+        if not progress.continues:
             return
         with self._run.clock.waiting():
             time_has_passed = self._times.is_due(step)

@@ -13,5 +13,5 @@ class SaveLocally(Action):
 
     def after_step(self, progress: Progress) -> None:
         """Starts to save. After the last step the workdir has the state."""
-        if is_due(progress.step, self._every) and not progress.is_complete:
+        if progress.continues and is_due(progress.step, self._every):
             progress.save(self._tier.save)

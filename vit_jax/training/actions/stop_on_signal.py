@@ -2,7 +2,6 @@
 
 from vit_jax.training.actions.contract import Action, Progress
 from vit_jax.training.run import Run
-from vit_jax.training.verdicts import StopHere
 
 
 class StopOnSignal(Action):
@@ -12,6 +11,5 @@ class StopOnSignal(Action):
         self._run = run
 
     def after_step(self, progress: Progress) -> None:
-        """Raises `StopHere` in all processes after the same step, if a signal came to one of them."""
-        if self._run.stop.after_step():
-            raise StopHere
+        """Stops the run in all processes after the same step, if a signal came to one of them."""
+        progress.is_stopped = self._run.stop.after_step()
