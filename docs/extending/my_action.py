@@ -1,4 +1,4 @@
-"""my_action.py: the most memory that the process has used, over all its starts, among the metrics."""
+"""my_action.py: the most memory that the process has used, over all restarts, among the metrics."""
 
 import resource
 
