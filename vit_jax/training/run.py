@@ -1,6 +1,7 @@
 """The parts of a run, which stay the same while it trains."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -82,10 +83,14 @@ class Run:
         """The number of the last step."""
         return self.assembly.total_steps
 
+    @functools.cached_property
+    def log_every(self) -> int:
+        """The number of steps between two logs."""
+        return self.assembly.to_steps(self.config.log.every)
+
     def is_logged(self, step: int) -> bool:
         """Whether metrics are logged after this step: a resumed run logs after the same steps as an unbroken one."""
-        every = self.assembly.to_steps(self.config.log.every)
-        return step in (1, self.total_steps) or is_due(step, every)
+        return step in (1, self.total_steps) or is_due(step, self.log_every)
 
 
 def is_due(step: int, every: int) -> bool:
