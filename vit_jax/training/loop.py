@@ -80,15 +80,14 @@ def _finish(progress: Progress) -> None:
     Raises:
       Interrupted: a signal came, and the run is saved.
     """
-    actions = progress.actions.values()
-    for action in actions:
+    for action in progress.actions:
         action.start(progress)
     is_stopped = not progress.ended and _run_steps(progress)
     progress.batch = {}  # and its memory
     if is_stopped and not progress.is_complete:
         _interrupt(progress)
     progress.save_now()
-    for action in actions:
+    for action in progress.actions:
         action.end(progress)
 
 
@@ -118,15 +117,14 @@ def _run_step(progress: Progress) -> None:
     run = progress.run
     if not run.train_step.is_compiled(progress.batch):
         _compile(progress)
-    actions = progress.actions.values()
-    for action in actions:
+    for action in progress.actions:
         action.before_step(progress)
     # A transfer between host and devices would stall every step. The host waits where the queue of steps is full.
     with jax.transfer_guard("disallow"), run.clock.waiting():
         new = run.train_step(progress.step + 1, progress.state, progress.batch)
     progress.state, progress.metrics = new
     progress.step += 1
-    for action in actions:
+    for action in progress.actions:
         try:
             action.after_step(progress)
         except EndRun as end:  # All later actions have this step too.
@@ -144,7 +142,7 @@ def _compile(progress: Progress) -> None:
             if not run.train_step.is_begun:
                 batches = run.assembly.abstract_batches(run.mesh)
                 run.train_step.compile(progress.state, batches, batch)
-                for action in progress.actions.values():
+                for action in progress.actions:
                     action.compile(progress, batches)
             run.train_step.wait(batch)
         name = f"compiled for step {progress.step + 1}"

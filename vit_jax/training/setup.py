@@ -162,7 +162,7 @@ def _begin(run: Run, stack: contextlib.ExitStack) -> Progress:
     # A checkpoint that is being written waits for the writers.
     stack.callback(run.checkpoints.close)
     stack.callback(run.train_step.close)
-    for action in actions.values():
+    for action in actions:
         stack.callback(action.close)
     progress = Progress(run, actions, state, step)
     progress.take_up(run.begin.saved)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.training.actions.contract import Action, is_guest, note_guest
+from vit_jax.training.actions.contract import Action
 from vit_jax.training.run import Run
 
 # The loop calls them in this order before and after each step.
@@ -28,29 +28,34 @@ ACTIONS: LazyTable[Callable[[Run], Action]] = LazyTable(
         "save": "vit_jax.training.actions.save:Save",
     }
 )
+_OF_THE_PACKAGE = frozenset(ACTIONS)
 
 
 def register(name: str, make: Callable[[Run], Action]) -> None:
     """Adds an action from outside the package. The loop calls it after the actions of the package.
 
     Args:
-      name: the name of the action, under which checkpoints keep its state. An action of that name is replaced.
+      name: the name of the action, under which checkpoints keep its state. An action of that name is replaced; one of
+        the package has to keep what that keeps, so extend its class.
       make: makes the action of a run; often its class.
     """
     ACTIONS[name] = make
-    note_guest(name)
 
 
-def make_actions(run: Run) -> dict[str, Action]:
-    """The actions that a run needs, by name. No other is imported.
+def make_actions(run: Run) -> list[Action]:
+    """The actions that a run needs. No other is imported.
 
     Raises:
       ConfigError: an action from outside the package has a method with other parameters than `Action`.
     """
-    actions = {name: ACTIONS[name](run) for name in ACTIONS if is_needed(name, run)}
-    for name, action in actions.items():
-        if is_guest(name):
+    actions = []
+    needed = [name for name in ACTIONS if is_needed(name, run)]
+    for name in needed:
+        action = ACTIONS[name](run)
+        if name not in _OF_THE_PACKAGE:
             _check_methods(name, action)
+            action.kept_as = name
+        actions.append(action)
     return actions
 
 

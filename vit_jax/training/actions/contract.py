@@ -3,7 +3,7 @@ the run, and may change it.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax.data import loader
@@ -17,17 +17,6 @@ from vit_jax.training.verdicts import Restore
 Write = Callable[[int, dict, dict, dict | None], None]
 # The name in a checkpoint's description of the states of actions from outside the package, by their names.
 OF_GUESTS = "actions"
-_GUESTS: set[str] = set()
-
-
-def is_guest(name: str) -> bool:
-    """Whether an action is from outside the package: then its state has a place of its own."""
-    return name in _GUESTS
-
-
-def note_guest(name: str) -> None:
-    """Notes that the action of this name is from outside the package."""
-    _GUESTS.add(name)
 
 
 class Action:
@@ -37,7 +26,13 @@ class Action:
     dispatched ahead of the devices: an action that reads `progress.state` or `progress.metrics` makes the host wait, so
     it reads them only where it is due. It may replace `progress.state`. It may raise the exceptions of `verdicts`;
     several hosts have to agree on that first.
+
+    Attributes:
+      kept_as: the name under which checkpoints keep the state of an action from outside the package, set when it is
+        made; '' for actions of the package, whose state is part of the checkpoint's description itself.
     """
+
+    kept_as = ""
 
     def start(self, progress: "Progress") -> None:
         """Called before the first step, and again when the run has gone back to a checkpoint: then
@@ -79,7 +74,7 @@ class Progress:
 
     Attributes:
       run: its parts.
-      actions: by name; they are called in this order.
+      actions: they are called in this order.
       state: the training state, on the devices.
       step: the number of steps done.
       batch: the batch of the next step; after a step, the batch of that step.
@@ -94,7 +89,7 @@ class Progress:
     """
 
     run: Run
-    actions: Mapping[str, Action]
+    actions: Sequence[Action]
     state: TrainState
     step: int
     batch: Batch = dataclasses.field(default_factory=dict)
@@ -121,11 +116,11 @@ class Progress:
         """Gives the clock and the actions the description of the checkpoint that the run continues from."""
         self.run.clock.resumed_from(saved["goodput"], saved["seconds"])
         of_guests = saved.get(OF_GUESTS, {})
-        for name, action in self.actions.items():
-            if not is_guest(name):
+        for action in self.actions:
+            if not action.kept_as:
                 action.load_state(saved)
-            elif name in of_guests:
-                action.load_state(of_guests[name])
+            elif action.kept_as in of_guests:
+                action.load_state(of_guests[action.kept_as])
 
     def save(self, write: Write | None = None) -> None:
         """Checks the state and saves it, with the state of each action.
@@ -145,9 +140,9 @@ class Progress:
             seconds = run.clock.training_seconds
             kept = {"seconds": seconds, "goodput": run.clock.read()}
             of_guests = {}
-            for name, action in self.actions.items():
-                if is_guest(name):
-                    of_guests[name] = action.state(self)
+            for action in self.actions:
+                if action.kept_as:
+                    of_guests[action.kept_as] = action.state(self)
                 else:
                     kept |= action.state(self)
             if of_guests:
