@@ -63,9 +63,8 @@ def choose_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndar
         ends = measures.ends_of_ties(ranked)
         f1 = measures.rates(hits[ends], predicted=ends + 1, true=hits[-1])["f1"]
         last = ends[np.argmax(f1)]
-        if last + 1 == len(
-            ranked
-        ):  # Every image has the class as an answer, at a probability of 0 too.
+        is_answer_for_all = last + 1 == len(ranked)
+        if is_answer_for_all:  # at a probability of 0 too
             thresholds[c] = ranked[last] / 2
             continue
         below = ranked[last + 1]

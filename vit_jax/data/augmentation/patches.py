@@ -4,7 +4,7 @@ What works on whole images alone is refused by name.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -112,11 +112,9 @@ def _change_colors(
     """`color.change_colors`, of changes to which the place of a pixel does not matter."""
     if not any(getattr(config, field) for field in color.FIELDS):
         return images
-    shape = images.patches.shape
-    inside = _inside(images)[..., None, None]
-    pixels = images.patches.reshape(*shape[:2], -1, channels)
-    changed = color.change_colors(pixels, key, config, inside)
-    return images.replace(patches=jnp.where(inside, changed, 0).reshape(shape))
+    return _change_pixels(
+        images, channels, lambda pixels, inside: color.change_colors(pixels, key, config, inside)
+    )
 
 
 def _change_by_own(
@@ -125,10 +123,22 @@ def _change_by_own(
     """`own.change`, of augmentations to which the place of a pixel does not matter."""
     if not config.own:
         return images
+    return _change_pixels(images, channels, lambda pixels, inside: own.change(pixels, key, config))
+
+
+def _change_pixels(
+    images: PatchBatch, channels: int, change: Callable[[jax.Array, jax.Array], jax.Array]
+) -> PatchBatch:
+    """Images whose pixels are changed, and whose padding stays zero.
+
+    Args:
+      change: a function of pixels (B, patches, pixels of a patch, C), and of (B, patches, 1, 1) bool: which patches are
+        no padding.
+    """
     shape = images.patches.shape
     inside = _inside(images)[..., None, None]
     pixels = images.patches.reshape(*shape[:2], -1, channels)
-    changed = own.change(pixels, key, config)
+    changed = change(pixels, inside)
     return images.replace(patches=jnp.where(inside, changed, 0).reshape(shape))
 
 
