@@ -11,7 +11,7 @@ from flax import traverse_util
 from vit_jax.base import patterns
 from vit_jax.inspection.contract import InspectionContext, Section, spread
 from vit_jax.models.classifier import ClassifierConfig
-from vit_jax.models.grid_positions import Learned
+from vit_jax.models.grid_positions import Learned, Sincos2d
 from vit_jax.models.positions import ComputedPosition, Position, kind_of, of
 from vit_jax.models.table_positions import joined
 from vit_jax.pictures import tiles
@@ -50,7 +50,7 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
             continue
         network = _network(context.config, words)
         kind = _kind_of(network)
-        if not kind.shown_by:
+        if not kind.shown_by or issubclass(kind, ComputedPosition):
             continue
         grid = getattr(network, "position_grid", None) or network.grid
         if words[-1] == "x":
@@ -58,8 +58,8 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
             array = _joined(array, named[f"{stem}/y"], getattr(kind, "summed", False))
             words = words[:-1]
         if words[-1] == "frequencies":
-            array = _made(network, named, name)
             words = words[:-1]
+            array = _made(network, named, "/".join(words))
         layers = array if patterns.is_stacked(name) else array[None]
         for number in spread(len(layers), _MOST_TABLES):
             table = layers[number].reshape(-1, array.shape[-1])
@@ -71,8 +71,7 @@ def tables(context: InspectionContext) -> Iterator[tuple[str, str, np.ndarray, t
                 table = table[: (2 * rows - 1) * (2 * columns - 1)]
             yield label, kind.shown_by, table, tuple(grid)
     if issubclass(_kind_of(context.config), ComputedPosition):
-        (table,) = of(context.config).as_learned(None)
-        yield "fixed sines and cosines", "patches", table, context.config.grid
+        yield from _computed(context.config, named)
 
 
 def inspect(context: InspectionContext) -> Section:
@@ -157,17 +156,32 @@ def _joined(x: np.ndarray, y: np.ndarray, summed: bool) -> np.ndarray:
     return np.stack([joined(*axes, summed=summed) for axes in zip(x, y, strict=True)])
 
 
-def _made(network: ClassifierConfig, named: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The tables that `coordinates` make whose frequencies have this name."""
-    start = name.removesuffix("frequencies")
-    flat = {n.removeprefix(start): x for n, x in named.items() if n.startswith(start)}
-    tree = traverse_util.unflatten_dict(flat, sep="/")
-    if not patterns.is_stacked(name):
-        return of(network).as_learned(tree)
-    count = len(named[name])
-    return np.stack(
-        [of(network).as_learned(jax.tree.map(lambda x, i=i: x[i], tree)) for i in range(count)]
-    )
+def _computed(
+    config: ClassifierConfig, named: dict[str, np.ndarray]
+) -> Iterator[tuple[str, str, np.ndarray, tuple[int, int]]]:
+    """As `tables`, of positions that are a function of row and column."""
+    label = f"{config.position} positions"
+    if issubclass(_kind_of(config), Sincos2d):
+        label = "fixed sines and cosines"
+    stem = "encoder/layers/position" if config.position_place == "layers" else "position"
+    made = _made(config, named, stem)
+    layers = made if patterns.is_stacked(f"{stem}/") else made[None]
+    for number in spread(len(layers), _MOST_TABLES):
+        (table,) = layers[number]
+        in_layer = f", layer {number + 1}" if len(layers) > 1 else ""
+        yield f"{label}{in_layer}", "patches", table, tuple(config.grid)
+
+
+def _made(network: ClassifierConfig, named: dict[str, np.ndarray], stem: str) -> np.ndarray:
+    """The table that parameters below a name make, (1, rows, D); in layers (layers, 1, rows, D)."""
+    start = f"{stem}/"
+    flat = {name.removeprefix(start): x for name, x in named.items() if name.startswith(start)}
+    params = traverse_util.unflatten_dict(flat, sep="/") if flat else named.get(stem)
+    if not patterns.is_stacked(start):
+        return of(network).as_learned(params)
+    count = len(jax.tree.leaves(params)[0])
+    in_layers = [jax.tree.map(lambda x, i=i: x[i], params) for i in range(count)]
+    return np.stack([of(network).as_learned(of_layer) for of_layer in in_layers])
 
 
 def _thinned(count: int) -> range:

@@ -26,9 +26,8 @@ RESIZES = ("bilinear", "bicubic", "linear")
 _STACK = "encoder/layers/"
 
 Variables = nnx.Module | nnx.Variable | None
-Fit = tuple[
-    str, Callable[[np.ndarray], np.ndarray]
-]  # how parameters are fitted, in words, and the function
+# How parameters are fitted, in words, and the function that fits them.
+Fit = tuple[str, Callable[[np.ndarray], np.ndarray]]
 
 
 class Position:
@@ -104,12 +103,23 @@ class Position:
         """What attention takes for the values of `of_layer`, see `compute.attend`; of kinds that act there."""
         raise NotImplementedError
 
+    def with_arrays(self, params: Any) -> Variables:
+        """`variables` that hold these arrays.
+
+        Args:
+          params: an array, nested arrays of a module, or `None`, as a checkpoint has them.
+        """
+        variables = nnx.eval_shape(lambda: self.variables(nnx.Rngs(0)))
+        if isinstance(variables, nnx.Module):
+            return nnx.merge(nnx.split(variables)[0], params)
+        return None if variables is None else nnx.Param(params)
+
     def as_learned(self, params: Any) -> np.ndarray:
         """The table that `learned` positions would need for the same: (1, prefix + N, D), of a kind without
         `has_prefix` (1, N, D).
 
         Args:
-          params: arrays like `variables`.
+          params: see `with_arrays`.
         """
         return np.zeros((1, patches_of(self.config), self.config.width), np.float32)
 
@@ -136,6 +146,10 @@ class ComputedPosition(Position):
 
     is_fixed = True
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.is_fixed = cls.variables is Position.variables
+
     def values(self, variables: Variables, rows, columns, height, width) -> jax.Array:
         """The positions (…, N, D) of patches in these rows and columns.
 
@@ -157,7 +171,7 @@ class ComputedPosition(Position):
         return self.values(variables, rows, columns, height, width)[None].astype(dtype)
 
     def as_learned(self, params: Any) -> np.ndarray:
-        return np.asarray(self.table(params, jnp.dtype("float32")))
+        return np.asarray(self.table(self.with_arrays(params), jnp.dtype("float32")))
 
     def at(self, variables: Variables, table: jax.Array, native: PatchBatch) -> jax.Array:
         # Which few runs need.

@@ -45,8 +45,7 @@ class Learned2d(Learned):
         return variables().astype(dtype)
 
     def as_learned(self, params: Any) -> np.ndarray:
-        module = nnx.eval_shape(lambda: self.variables(nnx.Rngs(0)))
-        return np.asarray(nnx.merge(nnx.split(module)[0], params)())
+        return np.asarray(self.table(self.with_arrays(params), jnp.dtype("float32")))
 
     def fit(self, part: str, target: classifier.ClassifierConfig, resize: str) -> Fit | None:
         if part == "position/tokens" or self.config.grid == target.grid:
