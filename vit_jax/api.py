@@ -83,7 +83,7 @@ class Run(TrainedModel):
     stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
-        of_pixels = len(self.classes) if self.own else 0
+        of_pixels = len(self.classes) if self.objective_modules else 0
         name = formats.describe_model(
             self.model_config, self.config.model.name, of_pixels=of_pixels
         )

@@ -61,9 +61,9 @@ if TYPE_CHECKING:  # For editors and type checkers: the same as `_SOURCES`.
     from vit_jax.models.vit import VisionTransformer, VisionTransformerConfig
     from vit_jax.objectives import register as register_objective
     from vit_jax.objectives.contract import (
-        Anchor,
         Batch,
         FromCheckpoint,
+        GramTeacher,
         Learner,
         MovingAverage,
         Objective,
@@ -152,7 +152,7 @@ _SOURCES = {
     "Teacher": "objectives.contract",
     "FromCheckpoint": "objectives.contract",
     "MovingAverage": "objectives.contract",
-    "Anchor": "objectives.contract",
+    "GramTeacher": "objectives.contract",
     "SavedObjective": "objectives.contract",
     "ObjectiveConversion": "interchange.conversions.contract",
     # An evaluator.

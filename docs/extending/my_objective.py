@@ -20,7 +20,7 @@ class Rotation(Objective):
     needs_labels = False  # a model without a head, and data without labels
     mixes = False  # mixup and cutmix are refused
 
-    def own_modules(self, rngs):
+    def make_modules(self, rngs):
         return nnx.Linear(self.context.model.width, self.options.turns, rngs=rngs)
 
     def __call__(self, learner, batch, rngs):
@@ -29,7 +29,7 @@ class Rotation(Objective):
         turns = [lambda x, k=k: jnp.rot90(x, k) for k in range(self.options.turns)]
         turned = jax.vmap(lambda image, k: jax.lax.switch(k, turns, image))(images, turn)
         features = learner.model(turned, deterministic=False, rngs=rngs).features
-        logits = learner.own(features.astype(jnp.float32))
+        logits = learner.modules(features.astype(jnp.float32))
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, turn)
         return loss, {"accuracy": (logits.argmax(-1) == turn).astype(jnp.float32)}
 

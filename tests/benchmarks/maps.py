@@ -74,7 +74,7 @@ def inference():
     data, networks = assembly.config.data, assembly.networks
     with jax.set_mesh(mesh):
         state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
-        weights, own = state.weights(), state.own_weights()
+        weights, own = state.weights(), state.module_weights()
         images = np.random.default_rng(0).integers(0, 256, (BATCH.value, 512, 512, 3), np.uint8)
         answers = jax.jit(maps.make_answers(networks, data))
         features = jax.jit(make_features(assembly.definition, assembly.model_config, data))

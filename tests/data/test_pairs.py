@@ -230,7 +230,7 @@ def test_a_text_tower_of_another_vocabulary_continues_without_its_table_of_token
     for digest, reset in (("of these", []), ("of others", ["text/token_table"]), ("", [])):
         own = ImageText(ImageTextOptions(tokenizer_digest="of these"), context)
         saved = SavedObjective(ImageText, {"tokenizer_digest": digest}, lambda: like)
-        taken, why = own.own_from(saved, like)
+        taken, why = own.continue_from(saved, like)
         assert list(why) == reset and "text/position" in taken, digest
 
 

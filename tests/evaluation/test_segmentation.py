@@ -135,7 +135,7 @@ def untrained():
     params, variables = jax.jit(networks.init)(jax.random.key(0))
     own = Weights(params.pop(OWN), variables.pop(OWN))
     own.params["linear"]["kernel"] *= 100  # so that no class wins everywhere
-    return networks, EvaluatedModel(Weights(params, variables.get("model", {})), own=own)
+    return networks, EvaluatedModel(Weights(params, variables.get("model", {})), module_weights=own)
 
 
 @pytest.mark.parametrize("windows", ["whole", "sliding"])
@@ -201,7 +201,7 @@ def test_the_evaluator_agrees_with_a_forward_pass_by_hand(monkeypatch):
     for index in range(7):
         record = source[index]
         cut = maps.cut(record.image, evaluator.config.data, "whole", 8, name="x")
-        (scores,) = score(trained.weights, trained.own, jnp.asarray(cut.pixels))
+        (scores,) = score(trained.weights, trained.module_weights, jnp.asarray(cut.pixels))
         predicted = maps.enlarged(np.asarray(scores[0]), record.label.shape)
         expected.update(torch.tensor(predicted.astype(int)), torch.tensor(record.label.astype(int)))
     assert found["mean_iou"] == pytest.approx(float(expected.compute()), abs=1e-6)

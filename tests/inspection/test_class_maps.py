@@ -85,7 +85,7 @@ def test_a_map_is_the_derivative_of_the_model_by_its_patches(options):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(1, 12, 12, 3)), jnp.float32)
     found = class_maps(model, images, jnp.array([2]))
     # Of one block the tokens before it are those that are placed: a plain derivative reaches them.
-    placed = model.place(model.patches(images))
+    placed = model.add_positions(model.patches(images))
 
     def logit(tokens):
         return model.read(model.encode(tokens)[0], {}).logits[0, 2]

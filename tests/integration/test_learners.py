@@ -36,7 +36,7 @@ class Agree(Objective):
     Options = Options
     needs_labels = False
 
-    def own_modules(self, rngs):
+    def make_modules(self, rngs):
         head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
         return head
@@ -46,10 +46,10 @@ class Agree(Objective):
 
     def __call__(self, learner, batch, rngs):
         def look(one):
-            return one.own(one.model(batch["image"]).features.astype(jnp.float32))
+            return one.modules(one.model(batch["image"]).features.astype(jnp.float32))
 
         taught = jax.lax.stop_gradient(look(learner.teacher))
-        centre = learner.own.centre
+        centre = learner.modules.centre
         loss = jnp.square(look(learner) - taught + centre[...] + 0.1).mean(-1)
         centre[...] = 0.5 * centre[...] + 0.5 * taught.mean(0)
         return loss, {}

@@ -20,7 +20,7 @@ from vit_jax.models.embeddings import sincos_2d
 from vit_jax.objectives.mae import Mae, MaeOptions, decoder_of
 from vit_jax.recipes.user_files import load_config
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.initial_weights import own_weights, read_checkpoint, start_from
+from vit_jax.training.initial_weights import module_weights, read_checkpoint, start_from
 
 
 def of_file(path, objective, **hints):
@@ -51,10 +51,10 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     }
     # One of another size, or with other positions, begins anew.
     other, _ = made("ViT-mu/16", decoder=sizes | {"depth": 1}, **encoder)
-    new = registry.split(other.own_modules(nnx.Rngs(0)))[1].params
+    new = registry.split(other.make_modules(nnx.Rngs(0)))[1].params
     checkpoint = formats.read_checkpoint(path, hints=vars(config))
     saved = saved_objectives.find_saved(checkpoint, Mae, {"heads": 4})
-    taken, reset = other.own_from(saved, registry.Weights(new, {}))
+    taken, reset = other.continue_from(saved, registry.Weights(new, {}))
     assert not taken and {*reset} == {*patterns.names(new)}
     assert "the decoder has another size" in reset["embed/kernel"]
     np.savez(
@@ -160,7 +160,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     for source in (path, workdir):
         config = dataclasses.replace(assembly.config, init_from=str(source))
         again = dataclasses.replace(assembly, config=config)
-        own = own_weights(again, read_checkpoint(again), new)
+        own = module_weights(again, read_checkpoint(again), new)
         jax.tree.map(np.testing.assert_array_equal, own.params, parts["ema_objective"])
 
 

@@ -170,7 +170,7 @@ def test_a_file_without_positions_is_asked_whether_its_network_turns_them(tmp_pa
     with pytest.raises(CheckpointError, match="(?s)does not state.*rope"):
         formats.read_checkpoint(tmp_path / "a.pth", **SAID)
     config = formats.read_checkpoint(tmp_path / "a.pth", **SAID, rope="none").model_config
-    assert not config.knows_places
+    assert not config.knows_positions
 
 
 def test_a_model_without_positions_whose_file_has_some_is_refused(tmp_path, plain):

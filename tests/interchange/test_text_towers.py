@@ -58,7 +58,7 @@ def test_both_towers_are_those_of_transformers(kind, tmp_path):
     options = ImageTextOptions(**saved.options)
     config = checkpoint.model_config
     objective = ImageText(options, ObjectiveContext(config, (), (), total_steps=1, to_steps=int))
-    own = nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0)))
+    own = nnx.eval_shape(lambda: objective.make_modules(nnx.Rngs(0)))
     own = nnx.merge(registry.split(own)[0], *jax_arrays(saved.read()))
     definition = registry.abstract(config)[0]
     model = nnx.merge(definition, jax_arrays(checkpoint.params), {})

@@ -162,7 +162,7 @@ def test_tokens_of_fifty_texts_and_their_vectors_are_those_of_transformers(case,
 
     context = ObjectiveContext(checkpoint.model_config, (), (), total_steps=1, to_steps=int)
     objective = ImageText(options, context)
-    definition = registry.split(nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0))))[0]
+    definition = registry.split(nnx.eval_shape(lambda: objective.make_modules(nnx.Rngs(0))))[0]
     own = nnx.merge(definition, *towers.jax_arrays(saved.read()))
     computed = jax.jit(objective.text_vectors)(own, tokens)
     np.testing.assert_allclose(computed, expected, atol=1e-5)

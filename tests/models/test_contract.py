@@ -17,7 +17,7 @@ from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import fitting, formats
-from vit_jax.models import classifier, contract, layer_features, registry
+from vit_jax.models import classifier, layer_features, registry
 from vit_jax.models.contract import ModelOutput
 
 BATCH, CLASSES = 8, 5
@@ -414,20 +414,19 @@ def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
 
 @pytest.mark.parametrize(
     "old, new",
-    [("fit", "fit_parameter"), ("at_size", "options_for_image_size"), ("starts_anew", "reset_patterns")],
+    [("fit", "fit_parameter"), ("at_size", "options_for_image_size"), ("starts_anew", "reset_patterns"), ("knows_places", "knows_positions")],
 )  # fmt: skip
 def test_a_family_with_a_method_of_an_earlier_version_is_refused_by_the_name_of_the_new_one(
     old, new
 ):
     class Family:
         NAME = "mine"
-        Config = type("Config", (classifier.ClassifierConfig,), {old: lambda self: None})
+        Config = type(
+            "Config",
+            (classifier.ClassifierConfig,),
+            {old: property(lambda self: None) if old == "knows_places" else lambda self: None},
+        )
 
     with pytest.raises(ConfigError, match=f"family mine defines Config.{old}: .* {new} now"):
         registry.register(Family)
     assert Family not in registry.FAMILIES
-
-
-def test_the_old_name_of_captured_names_the_new_one():
-    with pytest.raises(AttributeError, match="'kept': it is called captured now"):
-        contract.kept  # noqa: B018

@@ -104,7 +104,9 @@ def test_tokens_enter_as_class_distillation_registers_patches_and_registers_do_n
         centred / np.sqrt(centred.var(-1, keepdims=True) + config.epsilon) * norm["scale"]
         + norm["bias"]
     )
-    kept = np.delete(normed, np.s_[config.placed_tokens : config.placed_tokens + 3], axis=1)
+    kept = np.delete(
+        normed, np.s_[config.tokens_with_position : config.tokens_with_position + 3], axis=1
+    )
     np.testing.assert_allclose(output.tokens, kept, atol=1e-5)
     if config.pool == "mean":
         np.testing.assert_allclose(output.features, kept.mean(axis=1), atol=1e-5)

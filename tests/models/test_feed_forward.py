@@ -88,7 +88,7 @@ def test_logits_and_tokens_are_those_of_the_authors_code(name, shared_data):
     close(output.features, answers["features"])
     close(output.tokens[: len(answers["tokens"])], answers["tokens"])
     close(output.intermediates["blocks"][0, :1], answers["block_0"])
-    embedded = jax.jit(lambda x: model.place(model.embedding(x)))(answers["images"][:1])
+    embedded = jax.jit(lambda x: model.add_positions(model.embedding(x)))(answers["images"][:1])
     close(embedded, answers["embedded"])
 
 

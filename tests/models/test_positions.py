@@ -470,4 +470,4 @@ def test_parts_of_the_patches_cannot_be_placed_in_layers(kit):
     config = small(kit, "relative")
     model = nnx.merge(registry.abstract(config)[0], kit.parameters(config))
     with pytest.raises(ConfigError, match="positions in every layer need all patches"):
-        model.place(jnp.zeros((1, 6, 16)), visible=jnp.zeros((1, 2), int))
+        model.add_positions(jnp.zeros((1, 6, 16)), visible=jnp.zeros((1, 2), int))

@@ -103,7 +103,7 @@ def test_steps_of_a_collapsed_teacher_are_counted_once():
 def test_dinos_state_moves_once_by_what_all_parts_say():
     config = test_dino.tiny(**{"objective.patch_weight": 0.0, "accumulate": 4})
     objective = outline(resolve(config), num_classes=0, examples_per_epoch=64).networks.objective
-    own = objective.own_modules(nnx.Rngs(0))
+    own = objective.make_modules(nnx.Rngs(0))
     equal = jnp.full((4, 12), 1 / 12)
     said = {
         "centre": {"sum": 6.0 * jnp.ones((4, 12)), "count": jnp.full(4, 2.0)},

@@ -40,7 +40,7 @@ def build(objective: dict, **model):
     options = ImageTextOptions(**text | dict(vocabulary=259, text_end=1, text_pad=0) | objective)
     built = ImageText(options, context)
     model = nnx.eval_shape(lambda: registry.build(config, rngs=nnx.Rngs(0)))
-    own = nnx.eval_shape(lambda: built.own_modules(nnx.Rngs(1)))
+    own = nnx.eval_shape(lambda: built.make_modules(nnx.Rngs(1)))
     random = np.random.default_rng(0)
     for module in (model, own):
         for _, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):

@@ -177,9 +177,9 @@ def test_a_student_learns_from_teachers_of_other_grids_and_without_class_tokens(
     @jax.jit
     def held_out(state, images, key):
         learner = dataclasses.replace(state.learner(assembly.networks), held_out=True)
-        before = nnx.to_pure_dict(nnx.state(learner.own))
+        before = nnx.to_pure_dict(nnx.state(learner.modules))
         loss, _ = objective(learner, {"image": images}, nnx.Rngs(key))
-        return loss, before, nnx.to_pure_dict(nnx.state(learner.own))
+        return loss, before, nnx.to_pure_dict(nnx.state(learner.modules))
 
     images, others = (jnp.asarray(random.normal(size=(4, 32, 32, 3)), jnp.float32) for _ in "ab")
     loss, before, after = held_out(state, images, jax.random.key(0))

@@ -80,7 +80,7 @@ def test_what_a_teacher_rounds_first_is_kept_rounded_and_gives_the_same_bits(ass
     @jax.jit
     def features(weights, images):
         teacher = fixed_teacher(assembly.networks.for_devices().teachers[0], weights)
-        return teacher.model(teacher.seen(images)).tokens
+        return teacher.model(teacher.prepare_inputs(images)).tokens
 
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 16, 16, 3)), jnp.float32)
     np.testing.assert_array_equal(*(features(weights, images) for weights in (kept, exact)))

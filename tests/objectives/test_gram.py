@@ -20,7 +20,7 @@ from vit_jax.interchange import formats
 from vit_jax.models import layer_features, registry, rotary
 from vit_jax.objectives.dino import gram
 from vit_jax.objectives.networks import OWN
-from vit_jax.training.state import ANCHOR
+from vit_jax.training.state import GRAM_TEACHER
 
 ONE, OTHER = {"crop_area": (0.5, 1.0), "again": 2.0}, {"blur": 0.0, "again": 2.0}
 LOCAL = {"count": 2, "image_size": 16}
@@ -123,7 +123,7 @@ def test_the_gram_teacher_is_the_teacher_where_anchoring_starts_and_where_it_is_
     def same(state, other):
         teacher = leaves({n: tree for n, tree in other.teacher.items() if n != OWN})
         return all(
-            (x == teacher[name]).all() for name, x in leaves(state.variables[ANCHOR]).items()
+            (x == teacher[name]).all() for name, x in leaves(state.variables[GRAM_TEACHER]).items()
         )
 
     assert same(states[0], states[0]) and not same(states[1], states[1])
@@ -138,7 +138,7 @@ def test_the_gram_teacher_is_taken_where_it_is_due_also_if_the_update_is_skipped
     skipped, metrics = step(spoiled, batch)
     assert metrics["skipped_updates"] == 1
     teacher = leaves({n: tree for n, tree in states[1].teacher.items() if n != OWN})
-    for name, taken in leaves(skipped.variables[ANCHOR]).items():
+    for name, taken in leaves(skipped.variables[GRAM_TEACHER]).items():
         np.testing.assert_array_equal(taken, teacher[name])
 
 
@@ -160,7 +160,10 @@ def test_the_gram_teacher_is_saved_with_the_run(run):
     parts = states[3].parts()
     assert set(parts["anchor_variables"]) == set(parts["teacher"])
     again = states[0].with_parts(parts)
-    assert leaves(again.variables[ANCHOR]).keys() == leaves(states[3].variables[ANCHOR]).keys()
+    assert (
+        leaves(again.variables[GRAM_TEACHER]).keys()
+        == leaves(states[3].variables[GRAM_TEACHER]).keys()
+    )
     assert OWN not in states[3].weights().params
 
 

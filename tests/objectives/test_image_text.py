@@ -68,7 +68,7 @@ def test_a_run_is_judged_by_retrieval_and_by_classes(tmp_path):
     evaluators, config.eval.evaluators = config.eval.evaluators, ()
     loop.train(config, tmp_path)
     run = load_run(tmp_path)
-    assert run.own is None  # the model answers without it
+    assert run.objective_modules is None  # the model answers without it
     run.config.eval.evaluators = evaluators
     again, _ = evaluate_run(run, resolve(run.config))
     assert again["retrieval/images"] == 24 and again["zero_shot/examples"] == 24

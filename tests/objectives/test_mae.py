@@ -38,7 +38,7 @@ def random_model(config):
 
 
 def learner(objective, config):
-    own = drawn(lambda: objective.own_modules(nnx.Rngs(1)))
+    own = drawn(lambda: objective.make_modules(nnx.Rngs(1)))
     return Learner(random_model(config), own, None, 0)
 
 
@@ -96,7 +96,7 @@ def of_checkpoint(t, heads, decoder_heads):
 def loss_of(objective, config, noise):
     """A function of the parameters, of images, with the masks of this noise."""
     definition, weights = registry.abstract_weights(config)
-    own_definition, _ = registry.split(nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0))))
+    own_definition, _ = registry.split(nnx.eval_shape(lambda: objective.make_modules(nnx.Rngs(0))))
     variables = fixed(config)
 
     def loss(params, images):
@@ -215,7 +215,7 @@ def test_parameters_and_operations_are_those_of_the_paper():
     for name, (encoder, decoder, share) in sizes.items():
         objective, config = made(name, image_size=224, decoder=dict(width=512, depth=8, heads=16))
         assert registry.count_parameters(config) == encoder
-        own = nnx.eval_shape(lambda objective=objective: objective.own_modules(nnx.Rngs(0)))
+        own = nnx.eval_shape(lambda objective=objective: objective.make_modules(nnx.Rngs(0)))
         leaves = jax.tree.leaves(nnx.state(own, nnx.Param))
         assert sum(leaf.size for leaf in leaves) == decoder
         assert objective.flops() / config.flops() == pytest.approx(share, abs=0.005)
@@ -240,7 +240,7 @@ def test_layers_around_the_decoder_begin_as_the_authors_code_draws_them():
 
     @jax.jit
     def kernels():
-        own = objective.own_modules(nnx.Rngs(0))
+        own = objective.make_modules(nnx.Rngs(0))
         return own.embed.kernel[...], own.head.kernel[...]
 
     for kernel in kernels():
@@ -252,7 +252,7 @@ def test_layers_around_the_decoder_begin_as_the_authors_code_draws_them():
 def test_every_parameter_learns(options):
     objective, config = made(**options)
     parts = learner(objective, config)
-    (definition, weights), (own_definition, own) = map(registry.split, (parts.model, parts.own))
+    (definition, weights), (own_definition, own) = map(registry.split, (parts.model, parts.modules))
     images = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
 
     def loss(params):

@@ -66,7 +66,7 @@ def test_colors_have_three_bits_a_channel(parts):
 def test_the_loss_is_that_of_the_corrupted_patches_alone(target, pool):
     objective, config = made(target, pool=pool)
     model = registry.build(config, rngs=nnx.Rngs(0))
-    own = objective.own_modules(nnx.Rngs(1))
+    own = objective.make_modules(nnx.Rngs(1))
     pixels = np.random.default_rng(2).random((3, 32, 32, 3))
     images = jnp.asarray((pixels - MEAN) / STD, jnp.float32)
     rngs = nnx.Rngs(dropout=5)
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_the_corrupted_patches_alone(target, pool):
     chosen, x = corrupt(
         model.patches(images), own.mask[...], nnx.Rngs(dropout=5).dropout(), count=8
     )
-    tokens = model.encode(model.place(x))[0][:, -16:]
+    tokens = model.encode(model.add_positions(x))[0][:, -16:]
     said = np.asarray(own.head(tokens), np.float64)
     expected, right = [], []
     for b in range(3):
@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_the_corrupted_patches_alone(target, pool):
 def test_every_parameter_of_model_and_objective_learns():
     objective, config = made()
     definition, weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))
-    own_definition, own = registry.split(objective.own_modules(nnx.Rngs(1)))
+    own_definition, own = registry.split(objective.make_modules(nnx.Rngs(1)))
     images = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
 
     def loss(params):

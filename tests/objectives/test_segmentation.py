@@ -57,7 +57,7 @@ def modules(objective):
     """How the model and what the objective owns are built."""
     return (
         lambda: registry.build(objective.context.model, rngs=nnx.Rngs(0)),
-        lambda: objective.own_modules(nnx.Rngs(1)),
+        lambda: objective.make_modules(nnx.Rngs(1)),
     )
 
 
@@ -161,7 +161,7 @@ def ours(theirs):
             for i in range(2)
         },
     }
-    for module, tree in ((found.model, model), (found.own, own)):
+    for module, tree in ((found.model, model), (found.modules, own)):
         _fill(module, tree)
     return found
 
@@ -199,7 +199,7 @@ def test_eomt_predicts_what_transformers_does_once_its_masks_are_annealed(theirs
     images, tensors = pixels()
     theirs.attn_mask_probs[:] = 0
     expected = theirs.eval()(tensors)
-    ((masks, classes),) = predictions_of(ours.own, ours.model, images)
+    ((masks, classes),) = predictions_of(ours.modules, ours.model, images)
     compare((masks, classes), expected.masks_queries_logits, expected.class_queries_logits)
 
 
@@ -208,11 +208,11 @@ def test_masked_attention_is_that_of_transformers(theirs, ours):
     theirs.attn_mask_probs[:] = 1
     expected = theirs.eval()(tensors)
     predictions = predictions_of(
-        ours.own, ours.model, images, masked=jnp.ones(2), key=jax.random.key(0)
+        ours.modules, ours.model, images, masked=jnp.ones(2), key=jax.random.key(0)
     )
     assert len(predictions) == 3
     compare(predictions[-1], expected.masks_queries_logits, expected.class_queries_logits)
-    unmasked = predictions_of(ours.own, ours.model, images)[0][0]
+    unmasked = predictions_of(ours.modules, ours.model, images)[0][0]
     assert np.abs(unmasked - predictions[-1][0]).max() > 1e-2
 
 
@@ -441,13 +441,13 @@ def test_masks_are_annealed_block_by_block():
 def test_every_example_has_a_loss_and_every_parameter_a_gradient(head):
     objective = made(head=head, width=16)
     given = learner(objective, step=5)
-    split = [registry.split(module) for module in (given.model, given.own)]
+    split = [registry.split(module) for module in (given.model, given.modules)]
     params, others = zip(*(weights for _, weights in split), strict=True)
 
     def loss_of(params, others, batch):
         parts = zip(split, params, others, strict=True)
         model, own = (nnx.merge(definition, p, o) for (definition, _), p, o in parts)
-        found = dataclasses.replace(given, model=model, own=own)
+        found = dataclasses.replace(given, model=model, modules=own)
         loss, metrics = objective(found, batch, nnx.Rngs(dropout=0))
         return loss.mean(), (loss, metrics)
 

@@ -74,19 +74,19 @@ def make(made, terms=TERMS, **options) -> Sum:
 def whole(made):
     """The sum of all terms, what it owns, and its `gradient`."""
     objective = make(made)
-    own = drawn(lambda: objective.own_modules(nnx.Rngs(2)), 2)
+    own = drawn(lambda: objective.make_modules(nnx.Rngs(2)), 2)
     return objective, own, gradient(objective, made, own)
 
 
 def gradient(objective, made, own):
     """(gradients by model and own parameters in float64, losses, metrics) at a step, one program for all."""
     student, _, teachers, batch = made
-    (definition, weights), (of_own, own_weights) = registry.split(student), registry.split(own)
+    (definition, weights), (of_own, module_weights) = registry.split(student), registry.split(own)
 
     def loss(params, own_params, step):
         learner = Learner(
             nnx.merge(definition, params, weights.variables),
-            nnx.merge(of_own, own_params, own_weights.variables),
+            nnx.merge(of_own, own_params, module_weights.variables),
             teachers,
             step,
         )
@@ -96,7 +96,7 @@ def gradient(objective, made, own):
     program = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
 
     def at(step):
-        grads, (losses, metrics) = program(weights.params, own_weights.params, jnp.int32(step))
+        grads, (losses, metrics) = program(weights.params, module_weights.params, jnp.int32(step))
         return jax.tree.map(lambda x: np.asarray(x, np.float64), grads), losses, metrics
 
     return at
@@ -150,7 +150,7 @@ def test_the_images_as_they_are_go_through_the_model_once(made, monkeypatch):
     monkeypatch.setattr(VisionTransformer, "__call__", counted)
     student, _, teachers, _ = made
     whole = make(made, (TERMS[0], ("features", TERMS[1][1] | {"adaptor": "ladder"})))
-    own = nnx.eval_shape(lambda: whole.own_modules(nnx.Rngs(2)))
+    own = nnx.eval_shape(lambda: whole.make_modules(nnx.Rngs(2)))
     calls.clear()
     metrics = traced_metrics(whole, own, made, lambda *_: teachers)
     assert calls.count(student.config) == 1 and len(calls) == 2  # and the teacher once
@@ -179,16 +179,23 @@ def test_terms_of_labels_and_of_a_guest_share_the_pass(made, monkeypatch):
     context = dataclasses.replace(made[1], model=student.config)
     given = (("supervised", {"loss": "sigmoid", "weight": 0.5}), ("uniformity", {"weight": 2.0}))
     whole = make((student, context), given, tokenizer="")
-    assert whole.needs_labels and whole.mixes and not whole.own_judged and len(whole.shared) == 2
+    assert (
+        whole.needs_labels
+        and whole.mixes
+        and not whole.evaluates_with_modules
+        and len(whole.shared) == 2
+    )
     of_terms = dict(name="sum", terms=given)
     assert objectives.find_objective(ConfigDict(of_terms))[0] is type(whole)
     assert objectives.probabilities(ConfigDict(of_terms)) == "sigmoid"
     texts = make(made)
-    assert not texts.needs_labels and texts.own_judged and texts.evaluator == "retrieval"
+    assert (
+        not texts.needs_labels and texts.evaluates_with_modules and texts.evaluator == "retrieval"
+    )
     beside_masks = make((student, context), (given[0], "masked_patches"), tokenizer="")
     assert beside_masks.needs_labels and not beside_masks.mixes
 
-    learner = Learner(student, whole.own_modules(nnx.Rngs(2)), None, jnp.int32(0))
+    learner = Learner(student, whole.make_modules(nnx.Rngs(2)), None, jnp.int32(0))
     loss, metrics = whole(learner, batch | whole.targets(batch), nnx.Rngs(dropout=0))
     output = student(batch["image"])
     z, x = (np.asarray(a, np.float64) for a in (output.logits, output.features))
@@ -212,7 +219,7 @@ class Viewed(Objective):
 
     Options, needs_labels, mixes, needs_views = NoOptions, False, False, True
 
-    def own_modules(self, rngs):
+    def make_modules(self, rngs):
         return nnx.Dict(gain=nnx.Param(jnp.float32(2)), steps=nnx.Variable(jnp.int32(0)))
 
     def teacher(self):
@@ -222,11 +229,11 @@ class Viewed(Objective):
     def __call__(self, learner, batch, rngs):
         assert "image" not in batch
         assert sorted(self.context.views) == ["image_1", "image_2"]
-        learner.own["steps"][...] += 1
+        learner.modules["steps"][...] += 1
         views = (batch["image_1"].mean((1, 2, 3, 4)), batch["image_2"].mean((1, 2, 3, 4)))
         step = jnp.broadcast_to(learner.step, views[0].shape)
-        teacher = learner.teacher.own["gain"][...] * views[1]
-        return learner.own["gain"][...] * views[0] + teacher, {"step": step}
+        teacher = learner.teacher.modules["gain"][...] * views[1]
+        return learner.modules["gain"][...] * views[0] + teacher, {"step": step}
 
 
 def test_a_term_of_several_views_waits_and_the_others_see_the_whole_image(made, monkeypatch):
@@ -238,11 +245,11 @@ def test_a_term_of_several_views_waits_and_the_others_see_the_whole_image(made, 
     context = dataclasses.replace(context, views=shapes, teachers=())
     terms = ("masked_patches", ("viewed", {"weight": 3.0, "start": "80%"}))
     whole = make((student, context), terms, tokenizer="")
-    assert whole.needs_views and not whole.own_judged and not whole.needs_labels
+    assert whole.needs_views and not whole.evaluates_with_modules and not whole.needs_labels
     # Until step 8 the average is the student; the two steps after that are all of its own.
     momentum = whole.teacher().momentum
     np.testing.assert_allclose([momentum(n) for n in (0, 7, 8, 9)], [0, 0, 0.5, 0.75])
-    own = whole.own_modules(nnx.Rngs(2))
+    own = whole.make_modules(nnx.Rngs(2))
     average = Learner(student, own, None, jnp.int32(0))
     alone = make(made, terms[:1], tokenizer="")
     for step, started in ((7, 0), (9, 1)):
@@ -268,8 +275,8 @@ def test_dino_is_a_term_of_views(made):
     options = dict(prototypes=8, head_hidden=8, bottleneck=4, start="80%", temperature_warmup="0%")
     options |= dict(frozen_prototypes="0 steps", mask_shares=(0.3, 0.6))
     whole = make((student, context), (TERMS[0], ("dino", options)))
-    assert whole.needs_views and whole.own_judged and whole.evaluator == "retrieval"
-    own = whole.own_modules(nnx.Rngs(2))
+    assert whole.needs_views and whole.evaluates_with_modules and whole.evaluator == "retrieval"
+    own = whole.make_modules(nnx.Rngs(2))
     average = lambda student, own: Learner(student, own, None, jnp.int32(0))  # noqa: E731
     given = student, context, None, views | {"tokens": batch["tokens"]}
     metrics = traced_metrics(whole, own, given, average)
@@ -282,20 +289,20 @@ def test_dino_is_a_term_of_views(made):
 
 def test_each_term_continues_from_a_sum_or_from_what_was_trained_alone(made):
     objective = make(made, TERMS[::2], tokenizer_digest="of these")
-    like = registry.split(nnx.eval_shape(lambda: objective.own_modules(nnx.Rngs(0))))[1]
+    like = registry.split(nnx.eval_shape(lambda: objective.make_modules(nnx.Rngs(0))))[1]
     saved = lambda kind, digest, weights: SavedObjective(  # noqa: E731
         kind, {"tokenizer_digest": digest}, lambda: weights
     )
     table = "terms/image_text/text/token_table"
     for digest, reset in (("of these", []), ("of others", [table])):
-        taken, why = objective.own_from(saved(TextSum, digest, like), like)
+        taken, why = objective.continue_from(saved(TextSum, digest, like), like)
         assert list(why) == reset and "terms/masked_patches/mask" in taken, digest
         alone = Weights(like.params["terms"]["image_text"], {})
-        taken, why = objective.own_from(saved(ImageText, digest, alone), like)
+        taken, why = objective.continue_from(saved(ImageText, digest, alone), like)
         assert "terms/image_text/text/position" in taken and (table in why) == bool(reset)
         assert "objective is ImageText" in why["terms/masked_patches/mask"]
     others = Weights({"terms": {"masked_patches": like.params["terms"]["masked_patches"]}}, {})
-    taken, why = objective.own_from(saved(Sum, "", others), like)
+    taken, why = objective.continue_from(saved(Sum, "", others), like)
     assert why[table] == "not in the checkpoint" and "terms/masked_patches/mask" in taken
 
 
@@ -306,7 +313,7 @@ class Followed(MaskedPatches):
         return MovingAverage(lambda step: 0.9)
 
     def __call__(self, learner, batch, rngs):
-        assert learner.teacher.own.mask.shape == learner.own.mask.shape
+        assert learner.teacher.modules.mask.shape == learner.modules.mask.shape
         return super().__call__(learner, batch, rngs)
 
 
@@ -315,7 +322,7 @@ def test_a_term_has_its_part_of_a_moving_average(made, monkeypatch):
     whole = make(made, (TERMS[0], "followed"))
     assert whole.teacher().momentum(0) == 0.9
     average = lambda student, own: Learner(student, own, None, jnp.int32(0))  # noqa: E731
-    own = nnx.eval_shape(lambda: whole.own_modules(nnx.Rngs(2)))
+    own = nnx.eval_shape(lambda: whole.make_modules(nnx.Rngs(2)))
     assert traced_metrics(whole, own, made, average)
     with pytest.raises(ConfigError, match="beside which no other term"):
         make(made, (TERMS[1], "followed"), tokenizer="")

@@ -11,7 +11,7 @@ from flax import nnx
 from PIL import Image
 
 from tests.serving.conftest import encoded, form
-from vit_jax.checkpoints.objective_weights import Own
+from vit_jax.checkpoints.objective_weights import ObjectiveModules
 from vit_jax.checkpoints.trained_model import TrainedModel
 from vit_jax.config import default_config
 from vit_jax.data.labels.segments import PanopticTable
@@ -57,7 +57,9 @@ def make_run(head: str, windows: str = "whole", **evaluator) -> TrainedModel:
     layer["kernel"] = layer["kernel"] * 100  # so that no class wins everywhere
     weights = Weights(params, variables.get("model", {}))
     model = nnx.merge(registry.abstract(model_config)[0], *weights)
-    return TrainedModel(model, model_config, config, CLASSES, 0, "here", Own(networks, own))
+    return TrainedModel(
+        model, model_config, config, CLASSES, 0, "here", ObjectiveModules(networks, own)
+    )
 
 
 def segmented(run: TrainedModel, content: bytes):

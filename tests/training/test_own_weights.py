@@ -57,7 +57,7 @@ class Guest(Objective):
     Options = GuestOptions
     needs_labels = False
 
-    def own_modules(self, rngs):
+    def make_modules(self, rngs):
         head = nnx.Linear(self.context.model.width, 8, rngs=rngs)
         head.centre = nnx.BatchStat(jnp.zeros(8))
         head.scales = nnx.List([nnx.Param(jnp.ones(2)) for _ in range(11)])  # "10" sorts before "2"
@@ -178,17 +178,23 @@ def test_arrays_of_one_layer_are_taken_or_re_initialised_together():
     like = Weights({"head": {"kernel": np.zeros((4, 3)), "bias": np.zeros(3)}}, {})
     old = Weights({"head": {"kernel": np.ones((5, 3)), "bias": np.ones(3)}}, {})
     held = SavedObjective(Guest, {}, lambda: old)
-    taken, reset = objective.own_from(held, like)
+    taken, reset = objective.continue_from(held, like)
     assert not taken
     assert reset["head/bias"] == "with head/kernel"
 
 
-def test_a_guest_with_the_method_s_old_name_is_refused_with_the_new_one():
-    with pytest.raises(TypeError, match="Old defines own.* own_modules"):
-
-        class Old(Objective):
-            def own(self, rngs):
-                return None
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("own", "make_modules"),
+        ("own_modules", "make_modules"),
+        ("own_judged", "evaluates_with_modules"),
+        ("anchor", "gram_teacher"),
+    ],
+)
+def test_an_objective_with_a_member_s_old_name_is_refused_with_the_new_one(old, new):
+    with pytest.raises(TypeError, match=f"Old defines {old}, .* it is {new} now"):
+        type("Old", (Objective,), {old: lambda self, rngs: None})
 
 
 class Projected(ObjectiveConversion):

@@ -138,10 +138,10 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     data = assembly.config.data
     forward = make_forward(assembly.definition, assembly.model_config, data)
     answers = maps.make_answers(assembly.networks, data)
-    gives_maps = assembly.networks.objective.own_answers
+    gives_maps = assembly.networks.objective.predicts_with_modules
     with jax.set_mesh(mesh):
         state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
-        weights = state.weights(), *([state.own_weights()] if gives_maps else [])
+        weights = state.weights(), *([state.module_weights()] if gives_maps else [])
         images = made_up_batch(assembly, mesh)["image"]
         began = time.perf_counter()
         jitted = jax.jit(answers if gives_maps else lambda w, images: forward(w, images).logits)

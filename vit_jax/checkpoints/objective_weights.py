@@ -11,7 +11,7 @@ from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN, DataFacts, Networks
 
 
-class Own(NamedTuple):
+class ObjectiveModules(NamedTuple):
     """What belongs to a trained model besides itself.
 
     Attributes:
@@ -36,14 +36,14 @@ def trained_networks(description: dict, model_config: classifier.ClassifierConfi
     return Networks.from_config(config, data, model_config)
 
 
-def own_parts(description: dict) -> tuple[str, str]:
+def module_parts(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are what the objective owns: parameters (averaged, if the run kept an
     average), and what is not trained.
     """
     return f"{parts_to_use(description)[0]}_{OWN}", f"{OWN}_variables"
 
 
-def abstract_own(networks: Networks, description: dict) -> dict[str, dict]:
-    """Shapes and dtypes of what the objective owns, by the names of `own_parts`; of nothing {}."""
-    like = networks.abstract_own()
-    return {name: tree for name, tree in zip(own_parts(description), like, strict=True) if tree}
+def abstract_modules(networks: Networks, description: dict) -> dict[str, dict]:
+    """Shapes and dtypes of what the objective owns, by the names of `module_parts`; of nothing {}."""
+    like = networks.abstract_modules()
+    return {name: tree for name, tree in zip(module_parts(description), like, strict=True) if tree}

@@ -33,7 +33,12 @@ from vit_jax import objectives
 from vit_jax.base import buckets, limits, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import descriptions, fingerprints, handlers, lora, storage
-from vit_jax.checkpoints.objective_weights import Own, abstract_own, own_parts, trained_networks
+from vit_jax.checkpoints.objective_weights import (
+    ObjectiveModules,
+    abstract_modules,
+    module_parts,
+    trained_networks,
+)
 from vit_jax.compute import digests
 from vit_jax.config import default_config
 from vit_jax.devices import processes
@@ -269,14 +274,14 @@ def weights_mark(folder: epath.Path) -> str:
     return fingerprints.of_sums(saved[fingerprints.PART])
 
 
-def read_own(
+def read_modules(
     folder: epath.Path,
     description: dict,
     model_config: classifier.ClassifierConfig,
     sharding: jax.sharding.Sharding,
     *,
     judged: bool = False,
-) -> Own | None:
+) -> ObjectiveModules | None:
     """What the objective of a run owns; `None` unless its model answers by that, or is `judged` by it.
 
     Args:
@@ -286,13 +291,15 @@ def read_own(
     """
     objective = schema.fill(default_config(), description["config"]).objective
     kind, _ = objectives.find_objective(objective)
-    if not (kind.own_answers or (judged and kind.own_judged)):
+    if not (kind.predicts_with_modules or (judged and kind.evaluates_with_modules)):
         return None
     networks = trained_networks(description, model_config)
-    parts = abstract_own(networks, description)
+    parts = abstract_modules(networks, description)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
     read = read_parts(folder, like, description)
-    return Own(networks, Weights(*(read.get(name, {}) for name in own_parts(description))))
+    return ObjectiveModules(
+        networks, Weights(*(read.get(name, {}) for name in module_parts(description)))
+    )
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from etils import epath
 from flax import nnx
 
-from vit_jax.checkpoints.objective_weights import Own
+from vit_jax.checkpoints.objective_weights import ObjectiveModules
 from vit_jax.models import classifier
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class TrainedModel:
       classes: label names, in the order of the logits.
       step: steps trained.
       directory: of the checkpoint.
-      own: what the objective owns, where the model answers by it.
+      objective_modules: what the objective owns, where the model answers by it.
     """
 
     model: nnx.Module
@@ -33,4 +33,4 @@ class TrainedModel:
     classes: tuple[str, ...]
     step: int
     directory: epath.Path
-    own: Own | None = None
+    objective_modules: ObjectiveModules | None = None

@@ -74,12 +74,17 @@ class TextProgram:
         self.rows, self._networks, self._compiled = TextRows(options), networks, None
 
     def __call__(
-        self, texts: Sequence[str], own: Weights, mesh: Mesh, size: int, watch: Watch = iter
+        self,
+        texts: Sequence[str],
+        module_weights: Weights,
+        mesh: Mesh,
+        size: int,
+        watch: Watch = iter,
     ) -> np.ndarray:
         """Of texts, (n, E) float32 of length 1.
 
         Args:
-          own: what the objective owns.
+          module_weights: what the objective owns.
           size: texts at a time, on all devices of the mesh.
         """
         cut = meshes.batch_sharding(mesh)
@@ -92,13 +97,13 @@ class TextProgram:
                 some = [texts[i] if i < len(texts) else "" for i in first + rows]
                 tokens = np.stack([self.rows.encode(text) for text in some])
                 tokens = jax.make_array_from_process_local_data(cut, tokens)
-                yield (self._compiled(own, tokens),)
+                yield (self._compiled(module_weights, tokens),)
 
         (vectors,) = on_host(batches(), mesh)
         return vectors[: len(texts)]
 
-    def _vectors(self, own: Weights, tokens: jax.Array) -> jax.Array:
-        objective, modules = text_term(self._networks.for_devices(), own)
+    def _vectors(self, module_weights: Weights, tokens: jax.Array) -> jax.Array:
+        objective, modules = text_term(self._networks.for_devices(), module_weights)
         return objective.text_vectors(modules, tokens)
 
 
@@ -125,7 +130,7 @@ class TwoTowerEvaluator(Evaluator):
             with loader.eval_batches(source, self.config, cut) as read:
                 for batch in watch(read):
                     mask = batch["mask"]
-                    vectors = of_images(trained.weights, trained.own, batch["image"])
+                    vectors = of_images(trained.weights, trained.module_weights, batch["image"])
                     yield vectors, mask, batch.get("label", mask)
 
         vectors, mask, labels = (x[: len(source)] for x in on_host(batches(), mesh))
@@ -136,23 +141,25 @@ class TwoTowerEvaluator(Evaluator):
     ) -> np.ndarray:
         """Of texts, (n, E) float32."""
         size = self.config.eval.batch_size or self.config.batch_size
-        return self.text_program(texts, trained.own, mesh, size, watch)
+        return self.text_program(texts, trained.module_weights, mesh, size, watch)
 
 
 def _make_image_tower(context: EvalContext, data: Data) -> Callable:
     """(weights, own, images uint8) -> vectors, to be compiled."""
 
-    def of_images(weights: Weights, own: Weights, images: jax.Array) -> jax.Array:
+    def of_images(weights: Weights, module_weights: Weights, images: jax.Array) -> jax.Array:
         networks = context.networks.for_devices()
         model = nnx.merge(registry.abstract(networks.model_config)[0], *weights)
         normalized = prepared(images, data, jnp.dtype(networks.model_config.dtype))
-        objective, modules = text_term(networks, own)
+        objective, modules = text_term(networks, module_weights)
         return objective.image_vectors(modules, model(normalized))
 
     return of_images
 
 
-def text_term(networks: Networks, own: Weights | None) -> tuple[Any, nnx.Module | None] | None:
+def text_term(
+    networks: Networks, module_weights: Weights | None
+) -> tuple[Any, nnx.Module | None] | None:
     """What of the objective compares images with texts, and what it owns, with the arrays `own` if these are there;
     `None` if nothing does. See `ImageText.text_term`.
 
@@ -162,12 +169,12 @@ def text_term(networks: Networks, own: Weights | None) -> tuple[Any, nnx.Module 
     objective = networks.objective
     if not hasattr(objective, "text_term"):
         return None
-    if own is None:
+    if module_weights is None:
         return objective.text_term(None)
-    if not own.params:
+    if not module_weights.params:
         raise ConfigError(
             "images are compared with texts by the text tower, which an average of checkpoints has not: name other "
             "evaluators"
         )
-    modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
-    return objective.text_term(nnx.merge(registry.split(modules)[0], *own))
+    modules = nnx.eval_shape(lambda: objective.make_modules(registry.Rngs(0)))
+    return objective.text_term(nnx.merge(registry.split(modules)[0], *module_weights))

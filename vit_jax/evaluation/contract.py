@@ -52,12 +52,12 @@ class EvaluatedModel:
     Attributes:
       weights: the averaged ones, if there is an average.
       state: the whole training state, while training; else `None`.
-      own: what the objective owns, averaged too, where the model answers by it.
+      module_weights: what the objective owns, averaged too, where the model answers by it.
     """
 
     weights: Weights
     state: Any = None
-    own: Weights = Weights({}, {})
+    module_weights: Weights = Weights({}, {})
 
 
 def _fields(changes: dict | tuple, name: str) -> tuple[tuple[str, Any], ...]:

@@ -176,9 +176,11 @@ def make_answers(
 
     network = make_map_network(networks)
 
-    def answers(weights: Weights, own: Weights, images: jax.Array) -> tuple[jax.Array, ...]:
+    def answers(
+        weights: Weights, module_weights: Weights, images: jax.Array
+    ) -> tuple[jax.Array, ...]:
         dtype = jnp.dtype(networks.for_devices().model_config.dtype)
-        return network(weights, own, augment.prepared(images, data, dtype))
+        return network(weights, module_weights, augment.prepared(images, data, dtype))
 
     return answers
 
@@ -188,10 +190,12 @@ def make_map_network(
 ) -> Callable[[Weights, Weights, jax.Array], tuple[jax.Array, ...]]:
     """`make_answers` for images that are normalised already, floats."""
 
-    def network(weights: Weights, own: Weights, images: jax.Array) -> tuple[jax.Array, ...]:
+    def network(
+        weights: Weights, module_weights: Weights, images: jax.Array
+    ) -> tuple[jax.Array, ...]:
         on_devices = networks.for_devices()
-        params = {**weights.params, OWN: own.params}
-        variables = {"model": weights.variables, OWN: own.variables}
+        params = {**weights.params, OWN: module_weights.params}
+        variables = {"model": weights.variables, OWN: module_weights.variables}
         learner = on_devices.learner(params, variables, step=jnp.int32(0))
         return on_devices.objective.answers(learner, images)
 

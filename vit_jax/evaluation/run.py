@@ -48,7 +48,7 @@ def evaluate_run(
       ConfigError: the data does not go with the model, there is no such evaluator, or it is not
         known how images are normalised.
     """
-    run = with_own(run)
+    run = with_objective_modules(run)
     judges, absent = make_judges(run, config, suite, data_dir, logits_of)
     trained = evaluated(run)
     mesh, all_metrics = meshes.replica_mesh(), {}
@@ -71,11 +71,11 @@ def make_judges(
 
     They serve any checkpoint of the run, and compile what they compute once.
     """
-    run = with_own(run)
+    run = with_objective_modules(run)
     config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
     definition, _ = registry.split(run.model)
-    classes = run.classes if run.model_config.num_classes or run.own else ()
-    networks = run.own.networks if run.own else None
+    classes = run.classes if run.model_config.num_classes or run.objective_modules else ()
+    networks = run.objective_modules.networks if run.objective_modules else None
     context = EvalContext(config, run.model_config, definition, classes, networks, logits_of)
     if suite:
         judges, absent = suites.make(suite, context, data_dir)
@@ -96,21 +96,23 @@ def make_judges(
     return judges, absent
 
 
-def with_own(run: TrainedModel) -> TrainedModel:
+def with_objective_modules(run: TrainedModel) -> TrainedModel:
     """`run` with what its evaluators need of its objective, where the model answers without it."""
-    if run.own or not find_objective(run.config.objective)[0].own_judged:
+    if run.objective_modules or not find_objective(run.config.objective)[0].evaluates_with_modules:
         return run
     description = reading.read_description(run.directory)
     whole = meshes.replicated(meshes.replica_mesh())
-    own = reading.read_own(run.directory, description, run.model_config, whole, judged=True)
-    return dataclasses.replace(run, own=own)
+    modules = reading.read_modules(run.directory, description, run.model_config, whole, judged=True)
+    return dataclasses.replace(run, objective_modules=modules)
 
 
 def evaluated(run: TrainedModel) -> EvaluatedModel:
     """The model of a run, as evaluators take it."""
-    run = with_own(run)
-    own = {"own": run.own.weights} if run.own else {}
-    return EvaluatedModel(registry.split(run.model)[1], **own)
+    run = with_objective_modules(run)
+    weights = registry.split(run.model)[1]
+    if run.objective_modules is None:
+        return EvaluatedModel(weights)
+    return EvaluatedModel(weights, module_weights=run.objective_modules.weights)
 
 
 def text(metrics: dict[str, float]) -> str:

@@ -37,7 +37,7 @@ class Segmentation(Evaluator):
 
     def __init__(self, options: maps.MaskOptions, context: EvalContext):
         super().__init__(options, context)
-        if context.networks is None or not context.networks.objective.own_answers:
+        if context.networks is None or not context.networks.objective.predicts_with_modules:
             raise ConfigError(
                 "config.eval.evaluators: 'segmentation' judges models that were trained with "
                 f"config.objective.name='segmentation', and this is {context.config.objective.name!r}"
@@ -153,7 +153,7 @@ class Segmentation(Evaluator):
         for step in range(steps):
             part = pixels[step * len(rows) : (step + 1) * len(rows)]
             images = loader.global_array(part, rows, batch, sharding)
-            answers = answers_of(trained.weights, trained.own, images)
+            answers = answers_of(trained.weights, trained.module_weights, images)
             answers_of_windows += zip(*(_local(x, rows) for x in answers), strict=True)
         ends = np.cumsum([0, *counts]).tolist()
         return [

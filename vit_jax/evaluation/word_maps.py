@@ -55,7 +55,7 @@ class WordMaps(Segmentation):
             self._compiled = jax.jit(self._map, out_shardings=meshes.batch_sharding(mesh))
         names, templates = self._names, self.options.templates
         size = self.config.eval.batch_size or self.config.batch_size
-        of_model = self.context.networks, names, templates, trained.own
+        of_model = self.context.networks, names, templates, trained.module_weights
         return functools.partial(
             self._compiled, words.vectors_of_patches(self._texts, *of_model, mesh, size)
         )

@@ -109,13 +109,13 @@ def vectors_of_patches(
     networks: Networks,
     names: Sequence[str],
     templates: Sequence[str],
-    own: Weights,
+    module_weights: Weights,
     mesh: Mesh,
     size: int,
 ) -> np.ndarray:
     """What patches are compared with, (K, E) of length 1, see `patches.part_of_texts`. Arguments: of `TextProgram`."""
     texts = prompts(names, templates, program.text)
-    vectors = program(texts, own, mesh, size)
+    vectors = program(texts, module_weights, mesh, size)
     objective, _ = text_term(networks, None)
     return patches.part_of_texts(objective, class_vectors(vectors, len(names)))
 
@@ -136,12 +136,12 @@ def make_map_answers(
     patches.check_patches(objective)
 
     def answers(
-        classes: jax.Array, weights: Weights, own: Weights, images: jax.Array
+        classes: jax.Array, weights: Weights, module_weights: Weights, images: jax.Array
     ) -> tuple[jax.Array]:
         on_devices = networks.for_devices()
         model = nnx.merge(registry.abstract(on_devices.model_config)[0], *weights)
         images = prepared(images, data, jnp.dtype(on_devices.model_config.dtype))
-        vectors = patches.patch_vectors(*text_term(on_devices, own), model, images)
+        vectors = patches.patch_vectors(*text_term(on_devices, module_weights), model, images)
         exact = jax.lax.Precision.HIGHEST
         cosines = jnp.einsum("bhwe,ke->bhwk", vectors, classes, precision=exact)
         if threshold > ANY:

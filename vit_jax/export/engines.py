@@ -136,7 +136,11 @@ def _engine_for(engine: str, precision: str) -> str:
 
 def _may_pay(run: TrainedModel) -> bool:
     """Whether others than XLA are there, and XLA computes in float32 too."""
-    on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1 and run.own is None
+    on_cpu = (
+        jax.default_backend() == "cpu"
+        and jax.process_count() == 1
+        and run.objective_modules is None
+    )
     in_float32 = choices.with_compute_dtype(run.model_config).dtype == "float32"
     return bool(_installed()) and on_cpu and in_float32
 

@@ -49,8 +49,8 @@ class Program(NamedTuple):
 
 def output_names(run: TrainedModel) -> tuple[str, ...]:
     """All outputs that a model may have in a file."""
-    if run.own is not None:
-        return MAPS if run.own.networks.objective.panoptic else MAPS[:1]
+    if run.objective_modules is not None:
+        return MAPS if run.objective_modules.networks.objective.panoptic else MAPS[:1]
     if run.model_config.num_classes:
         return PROBABILITIES, LOGITS, FEATURES
     return (FEATURES,)
@@ -71,7 +71,7 @@ def chosen_outputs(run: TrainedModel, wanted: Sequence[str]) -> tuple[str, ...]:
             raise ConfigError(f"--outputs={','.join(wanted)}: name {name} once")
     if wanted:
         return tuple(wanted)
-    return known if run.own is not None else known[:1]
+    return known if run.objective_modules is not None else known[:1]
 
 
 def make_program(
@@ -95,7 +95,7 @@ def make_program(
     """
     names = chosen_outputs(run, outputs)
     config = _portable(run.model_config, dtype)
-    if run.own is not None:
+    if run.objective_modules is not None:
         return _map_program(run, config, data, normalization, names)
     return _class_program(run, config, data, normalization, names)
 
@@ -116,7 +116,7 @@ def _map_program(
     names: tuple[str, ...],
 ) -> Program:
     """Of a model that segments."""
-    networks = dataclasses.replace(run.own.networks, model_config=config)
+    networks = dataclasses.replace(run.objective_modules.networks, model_config=config)
     inside = normalization == INSIDE
     network = maps.make_answers(networks, data) if inside else maps.make_map_network(networks)
 
@@ -124,7 +124,9 @@ def _map_program(
         arrays = dict(zip(MAPS, network(*weights, images), strict=False))
         return _in_order(arrays, names)
 
-    return Program(answer, (registry.split(run.model)[1], run.own.weights), names, _HOW_MAPS)
+    return Program(
+        answer, (registry.split(run.model)[1], run.objective_modules.weights), names, _HOW_MAPS
+    )
 
 
 def _class_program(

@@ -190,7 +190,7 @@ def _export(
     check_weights(run)
     if precision == FLOAT16:
         check_float16(registry.split(run.model)[1], run.directory)
-    if run.own is not None:  # the model sees whole images
+    if run.objective_modules is not None:  # the model sees whole images
         data = dataclasses.replace(data, eval_crop="resize")
     dtype = FLOAT16 if precision == FLOAT16 else "float32"
     program = make_program(run, data, normalization=normalization, outputs=outputs, dtype=dtype)
@@ -259,10 +259,10 @@ def _describe(
     normalization: Any = "in the program"
     if not inside:
         normalization = {"mean": list(data.mean), "std": list(data.std), "of": "pixels / 255"}
-    has_classes = bool(run.model_config.num_classes) or run.own is not None
+    has_classes = bool(run.model_config.num_classes) or run.objective_modules is not None
     return {
         "model": describe_model(
-            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
+            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.objective_modules else 0
         ),
         "input": {"images": _sides(images.shape), "dtype": str(images.dtype)},
         "probabilities": objectives.probabilities(run.config.objective),

@@ -43,7 +43,7 @@ def class_maps(model: nnx.Module, images: jax.Array, classes: jax.Array) -> jax.
       (B, h, w) float32, 0 or more.
     """
     config = model.config
-    start = model.place(model.patches(images))
+    start = model.add_positions(model.patches(images))
     before: list[jax.Array] = []
 
     def logit(added: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -56,7 +56,7 @@ def class_maps(model: nnx.Module, images: jax.Array, classes: jax.Array) -> jax.
             return tokens + added
 
         tokens, _ = model.encode(start, joining=Joining(1, join, lambda number, x: None))
-        logits = model.read(_without_registers(tokens, config), {}).logits
+        logits = model.forward_head(_without_registers(tokens, config), {}).logits
         return jnp.take_along_axis(logits, classes[:, None], axis=1).sum(), before[0]
 
     gradient, tokens = jax.grad(logit, has_aux=True)(jnp.zeros_like(start))
@@ -70,7 +70,7 @@ def _without_registers(tokens: jax.Array, config: PublishedViTConfig) -> jax.Arr
     """Tokens as the model reads them: `encode` leaves registers where tokens join."""
     if not config.registers or config.pool_prefix:
         return tokens
-    placed = config.placed_tokens
+    placed = config.tokens_with_position
     return jnp.concatenate([tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1)
 
 

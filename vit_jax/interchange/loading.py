@@ -200,7 +200,9 @@ def load_run(
         classes=_class_names(description),
         step=descriptions.step_of(run.folder, description) if run else 0,
         directory=run.folder if run else epath.Path(path),
-        own=reading.read_own(run.folder, description, model_config, whole) if run else None,
+        objective_modules=reading.read_modules(run.folder, description, model_config, whole)
+        if run
+        else None,
     )
 
 

@@ -76,7 +76,7 @@ def _section(title: str, text: str) -> list[str]:
 
 
 def _described(run: TrainedModel, config: Config) -> str:
-    if run.own is None:
+    if run.objective_modules is None:
         return formats.describe_model(run.model_config, config.model.name)
     text = formats.describe_model(run.model_config, config.model.name, of_pixels=len(run.classes))
     return f"The encoder of a model that segments images: {text}"
@@ -84,7 +84,7 @@ def _described(run: TrainedModel, config: Config) -> str:
 
 def _head(run: TrainedModel, format: str, license: str) -> str:
     task = "image-classification" if run.model_config.num_classes else "image-feature-extraction"
-    also = [] if run.own is None else [f"- {_SEGMENTATION}"]
+    also = [] if run.objective_modules is None else [f"- {_SEGMENTATION}"]
     lines = ["---", f"library_name: {_LIBRARIES[format]}", f"pipeline_tag: {task}"]
     lines += [f"license: {license}"] if license else []
     return "\n".join(
@@ -107,7 +107,7 @@ def _is_private(data: str) -> bool:
 
 
 def _use(run: TrainedModel) -> str:
-    if run.own is not None:
+    if run.objective_modules is not None:
         names = ", ".join(run.classes[:_MOST_NAMES])
         more = ", …" if len(run.classes) > _MOST_NAMES else ""
         return (
@@ -132,7 +132,9 @@ def _metrics(run: TrainedModel) -> str:
     metrics = {n: x for n, x in evaluation.items() if isinstance(x, int | float)}
     if not metrics:
         return ""
-    head = "On held-out images of its data" + (", with the head" if run.own is not None else "")
+    head = "On held-out images of its data" + (
+        ", with the head" if run.objective_modules is not None else ""
+    )
     return "\n".join([f"{head}:", "", "| metric | value |", "|---|--:|", *_rows(metrics)])
 
 

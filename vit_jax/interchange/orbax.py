@@ -15,7 +15,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.lazy_array import LazyArray
 from vit_jax.checkpoints import descriptions, reading, saving
 from vit_jax.checkpoints.lora import BASE, adapters_in, saved_like
-from vit_jax.checkpoints.objective_weights import own_parts
+from vit_jax.checkpoints.objective_weights import module_parts
 from vit_jax.compute import digests
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
@@ -94,7 +94,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         unmerged = Unmerged(params[ADAPTERS], tuple(also), description[BASE]["path"])
         params = lora.whole_model(folder, description, params, like, stored)
     renamed = description.get(LAYOUT, {}).get("renamed", {})
-    if "storage_tokens" in renamed.values() and not config.knows_places:
+    if "storage_tokens" in renamed.values() and not config.knows_positions:
         logging.warning(
             "%s was converted from a file of DINOv3 by an earlier version, which lost its rotary positions: convert "
             "that file again", folder,
@@ -102,13 +102,13 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
 
-    def read_own() -> registry.Weights:
-        names = own_parts(description)
+    def read_modules() -> registry.Weights:
+        names = module_parts(description)
         like = reading.abstract_parts(folder, names)
         return registry.Weights(*(arrays(name, like[name]) for name in names))
 
     kind, options = objectives.find_objective(filled.objective)
-    owns = kind.own_modules is not Objective.own_modules
+    owns = kind.make_modules is not Objective.make_modules
     return LoadedCheckpoint(
         config,
         params,
@@ -122,7 +122,7 @@ def read(file: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         called=filled.model.name,
         assumed=tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
         adapters=unmerged,
-        objective=SavedObjective(kind, dataclasses.asdict(options), read_own) if owns else None,
+        objective=SavedObjective(kind, dataclasses.asdict(options), read_modules) if owns else None,
     )
 
 

@@ -295,7 +295,7 @@ def refuse_lost_positions(
       names: of all tensors of the file.
       prefix: of the model's.
     """
-    if config.knows_places:
+    if config.knows_positions:
         return
     spoken = [n.removeprefix(prefix) for n in names if skips.is_about_positions(n)]
     every = [skip for skip in (*own, *EXTRAS, *BESIDE) if isinstance(skip, Skip)]

@@ -108,7 +108,7 @@ class ClassifierConfig:
         return False
 
     @property
-    def knows_places(self) -> bool:
+    def knows_positions(self) -> bool:
         """Whether the network tells a token's place: by positions, or by convolutions or layers across tokens."""
         return True
 

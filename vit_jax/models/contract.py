@@ -102,8 +102,3 @@ def captured(capture: Capture, **arrays: jax.Array) -> dict[str, jax.Array]:
     if callable(capture):
         return capture(arrays)
     return arrays if capture else {}
-
-
-def __getattr__(name: str):
-    hint = ": it is called captured now" if name == "kept" else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -236,7 +236,11 @@ def check_positions(config: ClassifierConfig) -> None:
     kind = of(config)
     at = config.position_at
     kind.check()
-    if config.position_of_registers and config.placed_tokens and not config.position_of_class:
+    if (
+        config.position_of_registers
+        and config.tokens_with_position
+        and not config.position_of_class
+    ):
         raise ConfigError(
             "model.position_of_registers needs model.position_of_class: the class token stands before them"
         )

@@ -58,9 +58,10 @@ class Name:
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
 
 
-# What earlier versions called methods of a family's `Config`.
+# Members of a family's `Config` that were renamed: a family that still has one is refused, since nothing would read it.
 _OLD_NAMES = {
     "fit": "fit_parameter", "at_size": "options_for_image_size", "starts_anew": "reset_patterns",
+    "knows_places": "knows_positions", "placed_tokens": "tokens_with_position",
 }  # fmt: skip
 
 
@@ -83,12 +84,13 @@ def register(family: Family) -> None:
     """Adds a family from outside the package; before the recipe names a model of it.
 
     Raises:
-      ConfigError: its `Config` has a method by the name of an earlier version, which nothing calls.
+      ConfigError: its `Config` has a member by the name of an earlier version, which nothing reads.
     """
     for old, new in _OLD_NAMES.items():
-        if callable(getattr(family.Config, old, None)):
+        member = getattr(family.Config, old, None)
+        if callable(member) or isinstance(member, property):
             raise ConfigError(
-                f"the model family {family_name(family)} defines Config.{old}: rename the method, it is {new} now"
+                f"the model family {family_name(family)} defines Config.{old}: rename it, it is {new} now"
             )
     if family not in GUESTS:
         GUESTS.append(family)

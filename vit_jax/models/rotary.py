@@ -84,7 +84,7 @@ def angles(
     """
     if config.rope == "none":
         return None
-    others = config.placed_tokens + config.registers
+    others = config.tokens_with_position + config.registers
     if native is None:
         table = _of_patches(frequencies, config)
     else:

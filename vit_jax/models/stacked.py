@@ -101,7 +101,7 @@ class StackedModel(classifier.Classifier):
         first_key, key = (None, key) if config.dropout is None else split(key, 2)
         depths = by_depth(config.drop_path, config.depth, key, constant=config.constant_drop_path)
         training = not deterministic and not config.fixed_statistics
-        x = self.place(self.embed(images, training))
+        x = self.add_positions(self.embed(images, training))
         x = self.to_blocks(dropout(x, config.dropout or 0.0, first_key))
         x, captured = self.run_blocks(x, depths, self.step(training, capture))
         tokens = self.norm(self.from_blocks(x))
@@ -131,7 +131,7 @@ class StackedModel(classifier.Classifier):
         """Images (B, H, W, C) -> patches (B, N, D), row by row."""
         return self.embedding(images)
 
-    def place(self, patches: jax.Array) -> jax.Array:
+    def add_positions(self, patches: jax.Array) -> jax.Array:
         """Patches (B, N, D) -> the same with positions, after the class token."""
         x = patches
         if self.config.prefix:

@@ -58,7 +58,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     @property
     def prefix(self) -> int:
         """Rows of the position table that belong to no patch."""
-        return self.placed_tokens * positions.of(self).has_prefix
+        return self.tokens_with_position * positions.of(self).has_prefix
 
     @property
     def has_class_token(self) -> bool:
@@ -66,7 +66,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
         return self.pool == "token"
 
     @property
-    def placed_tokens(self) -> int:
+    def tokens_with_position(self) -> int:
         """Learned tokens that may have a position: class and distillation token."""
         return self.has_class_token + self.distilled
 
@@ -78,7 +78,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     @property
     def tokens(self) -> int:
         """Tokens in the encoder."""
-        return self.placed_tokens + self.registers + self.patches
+        return self.tokens_with_position + self.registers + self.patches
 
     @property
     def two_heads(self) -> bool:
@@ -166,17 +166,17 @@ class VisionTransformer(classifier.Classifier):
         classifier.check_images(images, self.config)
         native = images if isinstance(images, PatchBatch) else None
         patches = self.patches(images, deterministic=deterministic, rngs=rngs)
-        x = self.place(patches, native=native)
+        x = self.add_positions(patches, native=native)
         tokens, captured = self.encode(
             x, deterministic=deterministic, rngs=rngs, capture=capture, native=native
         )
-        return self.read(tokens, captured, native)
+        return self.forward_head(tokens, captured, native)
 
     def patches(self, images, *, deterministic=True, rngs=None) -> jax.Array:
         """Images (B, H, W, C), or a `PatchBatch` -> patches (B, N, D), row by row, without positions."""
         return self.embedding(images)
 
-    def place(
+    def add_positions(
         self,
         patches: jax.Array,
         visible: jax.Array | None = None,
@@ -219,8 +219,8 @@ class VisionTransformer(classifier.Classifier):
         ends = np.cumsum([token.shape[1] for token in tokens])
         inner_ends = ends[ends < rows.shape[1]]
         placed = jnp.split(rows, inner_ends, 1)
-        placed_tokens = [token + row for token, row in zip(tokens, placed, strict=False)]
-        return [*placed_tokens, *tokens[len(placed) :]]
+        tokens_with_position = [token + row for token, row in zip(tokens, placed, strict=False)]
+        return [*tokens_with_position, *tokens[len(placed) :]]
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         """The table that `place` adds, (1, prefix + N, D)."""
@@ -243,14 +243,14 @@ class VisionTransformer(classifier.Classifier):
         x = dropout(x, config.dropout, first_key)
         x, captured = self.encoder(x, key, capture, joining, lengths)
         if config.registers and joining is None:
-            placed = config.placed_tokens
+            placed = config.tokens_with_position
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
         return x if self.encoder.norm is None else self.encoder.norm(x)
 
-    def read(
+    def forward_head(
         self, tokens: jax.Array, captured: dict[str, jax.Array], native: PatchBatch | None = None
     ) -> ModelOutput:
         """The output (Eq. 4) for the results of `encode`. Two heads read a token each; `logits` are their mean."""

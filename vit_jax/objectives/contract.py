@@ -83,7 +83,7 @@ class MovingAverage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Anchor:
+class GramTeacher:
     """Earlier weights of the model, which are saved with the run; refreshed by those of a teacher that follows.
 
     Attributes:
@@ -117,9 +117,9 @@ class Teacher:
 
     def logits(self, images: jax.Array) -> jax.Array:
         """Its logits (B, classes) float32 for the student's images (B, H, W, C)."""
-        return self.model(self.seen(images)).logits
+        return self.model(self.prepare_inputs(images)).logits
 
-    def seen(self, images: jax.Array) -> jax.Array:
+    def prepare_inputs(self, images: jax.Array) -> jax.Array:
         """The student's images (B, H, W, C) as it sees them: resized bilinearly, antialiased where they shrink, and
         normalised by its own mean and std, in the dtype of its computation.
         """
@@ -140,19 +140,19 @@ class Learner:
 
     Attributes:
       model: the model.
-      own: what `Objective.own_modules` made, or `None`.
+      modules: what `Objective.make_modules` made, or `None`.
       teacher: a `Teacher`, or several of them, or for a moving average a `Learner`, or `None`.
       step: int32, updates made before this one.
-      anchor: the model with the weights of an `Anchor`, or `None`.
+      gram_teacher: the model with the weights of a `GramTeacher`, or `None`.
       held_out: whether images are measured by the loss that nothing is learned from.
       observed: the batch's observations for `Objective.update_state`: a dict that the objective fills with arrays.
     """
 
     model: nnx.Module
-    own: nnx.Module | None
+    modules: nnx.Module | None
     teacher: Any
     step: jax.Array
-    anchor: nnx.Module | None = None
+    gram_teacher: nnx.Module | None = None
     held_out: bool = flax.struct.field(pytree_node=False, default=False)
     observed: dict[str, Any] = flax.struct.field(default_factory=dict)
 
@@ -172,6 +172,17 @@ class SavedObjective:
     read: Callable[[], Weights]
 
 
+# Members of `Objective` that were renamed: a class that still has one is refused, since nothing would read it.
+_OLD_NAMES = {
+    "own": "make_modules",
+    "own_modules": "make_modules",
+    "own_from": "continue_from",
+    "own_answers": "predicts_with_modules",
+    "own_judged": "evaluates_with_modules",
+    "anchor": "gram_teacher",
+}
+
+
 class Objective:
     """Base of all objectives; made once for a run, and once for each compiled program.
 
@@ -186,9 +197,9 @@ class Objective:
       needs_masks: whether labels must be masks, (B, H, W) uint8 or uint16; what moves pixels of an image moves all
         targets with it.
       takes_native: whether `image` may be a `contract.PatchBatch`, images at sizes of their own.
-      own_answers: whether a trained model answers by what the objective owns too, so that evaluation and
+      predicts_with_modules: whether a trained model answers by what the objective owns too, so that evaluation and
         prediction load that with it.
-      own_judged: whether evaluators need what the objective owns, where the model answers without it.
+      evaluates_with_modules: whether evaluators need what the objective owns, where the model answers without it.
       evaluator: the evaluator of runs that name none; '': `accuracy` with labels, `loss` without.
     """
 
@@ -198,8 +209,8 @@ class Objective:
     needs_views: ClassVar[bool] = False
     needs_masks: ClassVar[bool] = False
     takes_native: ClassVar[bool] = False
-    own_answers: ClassVar[bool] = False
-    own_judged: ClassVar[bool] = False
+    predicts_with_modules: ClassVar[bool] = False
+    evaluates_with_modules: ClassVar[bool] = False
     evaluator: ClassVar[str] = ""
 
     def __init__(self, options: Any, context: ObjectiveContext):
@@ -208,21 +219,22 @@ class Objective:
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        if "own" in vars(cls):
-            raise TypeError(
-                f"the objective {cls.__name__} defines own(rngs), which is called own_modules(rngs) now: rename it"
-            )
+        for old, new in _OLD_NAMES.items():
+            if old in vars(cls):
+                raise TypeError(
+                    f"the objective {cls.__name__} defines {old}, which nothing reads: rename it, it is {new} now"
+                )
 
     @classmethod
     def variant(cls, options: Any) -> type["Objective"]:
         """Itself, or the subclass for these options."""
         return cls
 
-    def own_modules(self, rngs: nnx.Rngs) -> nnx.Module | None:
+    def make_modules(self, rngs: nnx.Rngs) -> nnx.Module | None:
         """Its own parameters, and state that no gradient reaches (any other `nnx.Variable`)."""
         return None
 
-    def own_from(
+    def continue_from(
         self, saved: SavedObjective, like: Weights
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """What of it continues with the arrays of a checkpoint: by default those of the same objective, name and
@@ -230,7 +242,7 @@ class Objective:
 
         Args:
           saved: what the checkpoint holds.
-          like: what `own_modules` made, or shapes; parameters, and what is not trained.
+          like: what `make_modules` made, or shapes; parameters, and what is not trained.
 
         Returns:
           The checkpoint's arrays by their names in `like`, in its shapes; and by the names of all others, which are
@@ -265,7 +277,7 @@ class Objective:
         """Where its teacher comes from, or its teachers."""
         return None
 
-    def anchor(self) -> Anchor | None:
+    def gram_teacher(self) -> GramTeacher | None:
         """Earlier weights of the model that it needs beside its teacher."""
         return None
 
@@ -305,12 +317,12 @@ class Objective:
         return {}
 
     def update_state(
-        self, own: nnx.Module | None, observed: dict[str, Any], step: jax.Array
+        self, modules: nnx.Module | None, observed: dict[str, Any], step: jax.Array
     ) -> dict[str, jax.Array]:
         """Moves state once, after all parts of a step's batch; called if `__call__` has observed something.
 
         Args:
-          own: the objective's module from `own_modules`, changed in place.
+          modules: the objective's module from `make_modules`, changed in place.
           observed: the arrays in `learner.observed` after `__call__`, stacked over the parts: (parts, …) each.
           step: int32, updates made before this one.
 

@@ -44,7 +44,7 @@ class MaeOptions:
     mlp_ratio: int = option(4, "hidden size of the decoder's MLPs over its width", minimum=1)
 
 
-class Own(nnx.Module):
+class MaeModules(nnx.Module):
     """The decoder, with the layers before and after it, and the embedding of a removed patch."""
 
     def __init__(self, model: PublishedViTConfig, decoder: PublishedViTConfig, rngs: nnx.Rngs):
@@ -106,14 +106,14 @@ class Mae(Objective):
         """The decoder's blocks as a ViT's config."""
         return decoder_of(self.context.model, self.options)
 
-    def own_modules(self, rngs: nnx.Rngs) -> Own:
-        return Own(self.context.model, self.decoder, rngs)
+    def make_modules(self, rngs: nnx.Rngs) -> MaeModules:
+        return MaeModules(self.context.model, self.decoder, rngs)
 
-    def own_from(
+    def continue_from(
         self, saved: SavedObjective, like: Weights
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """All arrays of the checkpoint's decoder, or none of one of another size; see `Objective`."""
-        taken, reset = super().own_from(saved, like)
+        taken, reset = super().continue_from(saved, like)
         if reset:
             why = next(iter(reset.items()))
             reset = (
@@ -125,7 +125,7 @@ class Mae(Objective):
     def flops(self) -> int:
         model, decoder = self.context.model, self.decoder
         learned = model.tokens - self.patches
-        seen, placed = learned + self.visible, model.placed_tokens
+        seen, placed = learned + self.visible, model.tokens_with_position
         ends = seen * model.width * decoder.width
         ends += (self.patches - self.visible) * decoder.width * model.patch**2 * model.channels
         encoder = model.embedding_flops() + model.block_flops(seen)
@@ -155,20 +155,20 @@ class Mae(Objective):
           images: (B, H, W, C), normalised.
           order: (B, N) the patches' numbers; the first are seen, the others removed.
         """
-        model, own, seen = learner.model, learner.own, self.visible
+        model, modules, seen = learner.model, learner.modules, self.visible
         patches = model.patches(images, deterministic=False, rngs=rngs)
-        tokens = model.place(patches, order[:, :seen])
+        tokens = model.add_positions(patches, order[:, :seen])
         tokens, _ = model.encode(tokens, deterministic=False, rngs=rngs)
-        tokens = own.embed(tokens)
+        tokens = modules.embed(tokens)
         learned, tokens = tokens[:, :-seen], tokens[:, -seen:]
         b, _, width = tokens.shape
         masks = jnp.broadcast_to(
-            own.mask[...].astype(tokens.dtype), (b, self.patches - seen, width)
+            modules.mask[...].astype(tokens.dtype), (b, self.patches - seen, width)
         )
         # Attention does not see an order: the removed ones may stay last, each with its position.
         positions = jnp.asarray(
             sincos_2d(self.context.model.grid, width, periods=width // 4)[0], tokens.dtype
         )
         tokens = jnp.concatenate([tokens, masks], axis=1) + positions[order]
-        tokens, _ = own.decoder(jnp.concatenate([learned, tokens], axis=1))
-        return own.head(tokens[:, learned.shape[1] + seen :]).astype(jnp.float32)
+        tokens, _ = modules.decoder(jnp.concatenate([learned, tokens], axis=1))
+        return modules.head(tokens[:, learned.shape[1] + seen :]).astype(jnp.float32)

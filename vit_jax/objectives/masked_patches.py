@@ -43,7 +43,7 @@ class MaskedPatchesOptions:
     corrupted: float = option(0.5, "share of the patches that are corrupted", above=0, below=1)
 
 
-class Own(nnx.Module):
+class MaskedPatchesModules(nnx.Module):
     """The mask's embedding and the layer that predicts."""
 
     def __init__(self, width: int, outputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -89,9 +89,11 @@ class MaskedPatches(Objective):
         per_patch = {"mean_color": _COLORS, "downsized": _PARTS**2 * _COLORS}
         return per_patch.get(self.options.target, height * width * self.context.model.channels)
 
-    def own_modules(self, rngs: nnx.Rngs) -> Own:
+    def make_modules(self, rngs: nnx.Rngs) -> MaskedPatchesModules:
         model = self.context.model
-        return Own(model.width, self.outputs, dtype=jnp.dtype(model.dtype), rngs=rngs)
+        return MaskedPatchesModules(
+            model.width, self.outputs, dtype=jnp.dtype(model.dtype), rngs=rngs
+        )
 
     def flops(self) -> int:
         model = self.context.model
@@ -101,14 +103,16 @@ class MaskedPatches(Objective):
         images, key = batch["image"], rngs.dropout()
         chosen, x = corrupt(
             learner.model.patches(images, deterministic=False, rngs=rngs),
-            learner.own.mask[...],
+            learner.modules.mask[...],
             key,
             count=self.count,
         )
-        tokens, _ = learner.model.encode(learner.model.place(x), deterministic=False, rngs=rngs)
+        tokens, _ = learner.model.encode(
+            learner.model.add_positions(x), deterministic=False, rngs=rngs
+        )
         tokens = tokens[:, tokens.shape[1] - self.patches :]
         tokens = jnp.take_along_axis(tokens, chosen[..., None], axis=1)
-        predicted = learner.own.head(tokens).astype(jnp.float32)
+        predicted = learner.modules.head(tokens).astype(jnp.float32)
         pixels = self._pixels(images)
         pixels = jnp.take_along_axis(pixels, chosen[:, :, None, None, None], axis=1)
         if self.options.target == "full":

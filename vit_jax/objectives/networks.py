@@ -188,16 +188,16 @@ class Networks:
         if self.adapters:
             new = self.adapters.init(params, jax.random.fold_in(key, 2))
             params = self.adapters.split(params)[1] | {ADAPTERS: new}
-        own = self.objective.own_modules(registry.Rngs(jax.random.fold_in(key, 1)))
-        if own is not None:
-            weights = registry.split(own)[1]
+        modules = self.objective.make_modules(registry.Rngs(jax.random.fold_in(key, 1)))
+        if modules is not None:
+            weights = registry.split(modules)[1]
             params, variables = params | {OWN: weights.params}, variables | {OWN: weights.variables}
         return params, {owner: tree for owner, tree in variables.items() if tree}
 
-    def abstract_own(self) -> Weights:
+    def abstract_modules(self) -> Weights:
         """Shapes and dtypes of what the objective owns; empty if it owns nothing."""
-        own = nnx.eval_shape(lambda: self.objective.own_modules(registry.Rngs(0)))
-        return Weights({}, {}) if own is None else registry.split(own)[1]
+        modules = nnx.eval_shape(lambda: self.objective.make_modules(registry.Rngs(0)))
+        return Weights({}, {}) if modules is None else registry.split(modules)[1]
 
     def abstract_teachers(self) -> tuple[Weights, ...]:
         """Shapes and dtypes of the fixed teachers' weights on the devices that are traced for."""
@@ -220,7 +220,7 @@ class Networks:
         step: jax.Array,
         average: tuple[dict, dict] | None = None,
         frozen_teachers: tuple[Weights, ...] = (),
-        anchor: dict | None = None,
+        gram_teacher: dict | None = None,
     ) -> Learner:
         """The networks with their arrays.
 
@@ -229,7 +229,7 @@ class Networks:
           step: updates made so far.
           average: the same two of a teacher that follows the student.
           frozen_teachers: of the fixed teachers.
-          anchor: parameters of the model's anchor.
+          gram_teacher: parameters of the Gram teacher.
         """
         stored = self.stored or self.model_config
         definition = registry.abstract(stored)[0]
@@ -239,12 +239,12 @@ class Networks:
 
             model = resized.resized(model, stored, self.model_config, resized.SCHEDULED)
             resized.spread_sines(model, stored)
-        own = None
+        modules = None
         if OWN in params:
             definition, _ = registry.split(
-                nnx.eval_shape(lambda: self.objective.own_modules(registry.Rngs(0)))
+                nnx.eval_shape(lambda: self.objective.make_modules(registry.Rngs(0)))
             )
-            own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
+            modules = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
         teacher = None
         if frozen_teachers:
             teacher = tuple(map(fixed_teacher, self.teachers, frozen_teachers))
@@ -253,14 +253,16 @@ class Networks:
         elif average is not None:
             teacher = self.learner(*average, step=step)
         earlier = None
-        if anchor is not None:
+        if gram_teacher is not None:
             definition = registry.abstract(self.model_config)[0]
-            earlier = nnx.merge(definition, anchor, variables.get("model", {}))
-        return Learner(model=model, own=own, teacher=teacher, step=step, anchor=earlier)
+            earlier = nnx.merge(definition, gram_teacher, variables.get("model", {}))
+        return Learner(
+            model=model, modules=modules, teacher=teacher, step=step, gram_teacher=earlier
+        )
 
     def variables_of(self, learner: Learner, before: dict) -> dict:
         """The state that is not trained by its owner, as it is now; interpolated tables as they were `before`."""
-        owners = {"model": learner.model, OWN: learner.own}
+        owners = {"model": learner.model, OWN: learner.modules}
         by_owner = {
             owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None
         }

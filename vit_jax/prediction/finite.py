@@ -55,7 +55,7 @@ def _of_weight(name: str) -> str:
 
 def _bad_weight(run: TrainedModel) -> str:
     """The name of the first array of a model that has NaN or infinity; '' if there is none."""
-    own = () if run.own is None else tuple(run.own.weights)
+    own = () if run.objective_modules is None else tuple(run.objective_modules.weights)
     for tree in (*registry.split(run.model)[1], *own):
         for name, array in patterns.named(tree).items():
             if not np.isfinite(np.asarray(array)).all():

@@ -110,12 +110,12 @@ class Segmenter:
         Raises:
           ConfigError: the model does not segment, or it is not known how images are normalised.
         """
-        if run.own is None:
+        if run.objective_modules is None:
             raise ConfigError(
                 f"{run.directory} gives no maps: pass a run that was trained with "
                 "config.objective.name='segmentation'"
             )
-        objective = run.own.networks.objective
+        objective = run.objective_modules.networks.objective
         self.table = objective.table
         self.things = objective.table.things if objective.panoptic else ()
         self._options = maps.options_of(
@@ -124,13 +124,13 @@ class Segmenter:
         self._windows, self._grain = windows or self._options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, self.things)
         self.data, self.classes = data_of(run), run.classes
-        self.answers = jax.jit(maps.make_answers(run.own.networks, self.data))
+        self.answers = jax.jit(maps.make_answers(run.objective_modules.networks, self.data))
         self.run = run
 
     @property
     def weights(self) -> tuple[registry.Weights, registry.Weights]:
         """Of the model as it is now, and of what the objective owns: the first two arguments of `answers`."""
-        return registry.split(self.run.model)[1], self.run.own.weights
+        return registry.split(self.run.model)[1], self.run.objective_modules.weights
 
     def made_by(self) -> dict[str, Any]:
         """What maps depend on, for those that are continued: they have to be of the same."""

@@ -67,7 +67,7 @@ def at_sizes(run: TrainedModel, config: Config, fit: Mapping[str, Any]) -> Train
     """The model for images of the size of `config`; `fit` is that of `config_to_evaluate`."""
     if not fit:
         return run
-    if run.own:
+    if run.objective_modules:
         raise ConfigError(
             "the model answers by what its objective owns, which is for images and patches of the run's sizes: leave "
             "config.data.image_size and config.model.patch out"

@@ -177,7 +177,7 @@ def rank_files(
 
 def check_head(run: TrainedModel) -> None:
     """Raises `ConfigError` for a model without a head."""
-    if run.own is not None:
+    if run.objective_modules is not None:
         raise ConfigError(
             f"{run.directory}: the model segments: pass --out=FOLDER for the masks of images (in Python run.segment)"
         )

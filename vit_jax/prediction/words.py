@@ -14,7 +14,7 @@ from vit_jax.evaluation import maps
 from vit_jax.evaluation import words as by_words
 from vit_jax.evaluation.both_towers import TextProgram
 from vit_jax.evaluation.forward import data_of
-from vit_jax.evaluation.run import with_own
+from vit_jax.evaluation.run import with_objective_modules
 from vit_jax.objectives import find_objective
 from vit_jax.prediction.maps import Segmenter
 
@@ -45,14 +45,14 @@ class WordSegmenter(Segmenter):
         """
         check_words(words, threshold)
         objective = run.config.objective.name
-        if not find_objective(run.config.objective)[0].own_judged:
+        if not find_objective(run.config.objective)[0].evaluates_with_modules:
             raise ConfigError(
                 f"{_FIELD}: {run.directory} has no text tower, being trained with config.objective.name={objective!r}: "
                 "pass a run of image_text"
             )
-        run = with_own(run)
+        run = with_objective_modules(run)
         options = maps.options_of(run.config.eval.evaluators, "word_maps", by_words.WordMapsOptions)
-        networks = run.own.networks
+        networks = run.objective_modules.networks
         self.things, self.table = (), None
         self._windows, self._grain = windows or options.windows, maps.grain(run.model_config)
         maps.check_windows(self._windows, ())
@@ -68,7 +68,13 @@ class WordSegmenter(Segmenter):
         program = TextProgram(networks, objective)
         answers = by_words.make_map_answers(networks, self.data, threshold)
         of_classes = by_words.vectors_of_patches(
-            program, networks, words, options.templates, run.own.weights, mesh, 8 * mesh.size
+            program,
+            networks,
+            words,
+            options.templates,
+            run.objective_modules.weights,
+            mesh,
+            8 * mesh.size,
         )
         self.answers = functools.partial(jax.jit(answers), of_classes)
 

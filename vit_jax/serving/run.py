@@ -59,7 +59,7 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"serve needs {error.name}: {pip_install('serve')}") from error
     run = load_for_images(path, settings, "serve", model_options)
-    if run.own is None:
+    if run.objective_modules is None:
         network = Network(run, batch_size, engine, precision)
     elif engine not in (AUTO, XLA):
         raise ConfigError(f"{path}: --engine={engine} computes classes, and the model segments")
@@ -67,7 +67,9 @@ def serve(
         network = MapNetwork(run, batch_size)
     about = {
         "model": describe_model(
-            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
+            run.model_config,
+            run.config.model.name,
+            of_pixels=len(run.classes) if run.objective_modules else 0,
         ),
         "checkpoint": epath.Path(path).name,  # whoever asks need not know this machine's folders
     }

@@ -153,7 +153,7 @@ class Assembly(Outline):
     @property
     def tells_classes(self) -> bool:
         """Whether the model tells classes apart, by its head or by what the objective owns."""
-        return bool(self.model_config.num_classes) or self.networks.objective.own_answers
+        return bool(self.model_config.num_classes) or self.networks.objective.predicts_with_modules
 
     def abstract_batches(self, mesh: jax.sharding.Mesh) -> list[dict[str, jax.ShapeDtypeStruct]]:
         """The batches of the run, on a mesh: one of each shape."""
@@ -330,10 +330,10 @@ def assemble(config: Config, **data: Any) -> Assembly:
     made = outline(config, **data)
     model_config = made.model_config
     networks = dataclasses.replace(made.networks, teachers=_fixed_teachers(made.networks, config))
-    if anchor := networks.objective.anchor():
-        from vit_jax.training.anchors import check_anchor
+    if gram_teacher := networks.objective.gram_teacher():
+        from vit_jax.training.gram_teachers import check_gram_teacher
 
-        check_anchor(anchor, networks)
+        check_gram_teacher(gram_teacher, networks)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
         config.optim,

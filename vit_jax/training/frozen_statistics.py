@@ -44,7 +44,7 @@ def freezing(learner: Learner, trained: dict, freeze: Sequence[str]) -> Iterator
 
 def _batch_norms(learner: Learner) -> Iterator[tuple[str, BatchNorm]]:
     """The batch norms of the model and of the objective, with the beginning of their parameters' names."""
-    for prefix, network in (((), learner.model), ((OWN,), learner.own)):
+    for prefix, network in (((), learner.model), ((OWN,), learner.modules)):
         if network is not None:
             for path, module in nnx.iter_modules(network):
                 if isinstance(module, BatchNorm):

@@ -54,7 +54,7 @@ def make_gradient(networks: Networks, learning_rate: Rate, config: Config) -> Ca
         metrics, variables, observed = others
         if observed:
             learner = state.learner(on_devices, variables=variables)
-            metrics |= on_devices.objective.update_state(learner.own, observed, state.step)
+            metrics |= on_devices.objective.update_state(learner.modules, observed, state.step)
             variables = on_devices.variables_of(learner, variables)
         return grads, metrics, variables
 

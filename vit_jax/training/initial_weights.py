@@ -1,5 +1,5 @@
 """The weights that a run takes from the checkpoints of others: of `config.init_from`, of a fixed teacher, and of what
-an objective is anchored to. A run that names none of them does not import this.
+an objective's Gram teacher starts from. A run that names none of them does not import this.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from vit_jax.interchange.kept_heads import with_rows_by_name
 from vit_jax.models import classifier, registry
 from vit_jax.models.lora import ADAPTERS
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Anchor, Objective
+from vit_jax.objectives.contract import GramTeacher, Objective
 from vit_jax.objectives.networks import OWN, FixedTeacher
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
@@ -35,7 +35,7 @@ def check_fits(assembly: Assembly, classes: Sequence[str] = ()) -> None:
     like = registry.abstract_weights(assembly.model_config)[1]
     checkpoint = _for_classes(assembly, read_checkpoint(assembly), classes, is_logged=True)
     loading.check_fit(checkpoint, like, assembly.model_config, **_init_options(assembly))
-    _own_reset(assembly, assembly.networks.abstract_own())
+    _own_reset(assembly, assembly.networks.abstract_modules())
 
 
 def read_checkpoint(assembly: Assembly) -> formats.LoadedCheckpoint:
@@ -97,7 +97,7 @@ def start_from(assembly: Assembly, state: TrainState, classes: Sequence[str] = (
     variables, checkpoint = dict(state.variables), read_checkpoint(assembly)
     own = Weights(state.params.get(OWN, {}), variables.get(OWN, {}))
     if jax.tree.leaves(own):
-        own = own_weights(assembly, checkpoint, own, classes)
+        own = module_weights(assembly, checkpoint, own, classes)
     checkpoint = _for_classes(assembly, checkpoint, classes, is_logged=False)
     weights = _weights(assembly, checkpoint, state)
     base, params = _split(assembly, weights)
@@ -161,10 +161,10 @@ def _rounded(weights: Weights, like: Weights) -> Weights:
     return jax.jit(cast, out_shardings=states.shardings_of(like))(weights)
 
 
-def anchor_params(assembly: Assembly, anchor: Anchor, like: Weights) -> dict:
-    """The parameters of the earlier checkpoint that an objective is anchored to, in the places of `like`."""
-    options = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
-    checkpoint = formats.read_checkpoint(anchor.path, hints=vars(assembly.model_config))
+def gram_teacher_params(assembly: Assembly, gram_teacher: GramTeacher, like: Weights) -> dict:
+    """The parameters that an objective's Gram teacher starts from, with the shardings of `like`."""
+    options = {"reset": None, "resize": assembly.config.init_resize, "where": gram_teacher.option}
+    checkpoint = formats.read_checkpoint(gram_teacher.path, hints=vars(assembly.model_config))
     return loading.fit_weights(checkpoint, like, assembly.model_config, **options).params
 
 
@@ -189,7 +189,7 @@ def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
     return split.split(weights.params) if split else (None, weights.params)
 
 
-def own_weights(
+def module_weights(
     assembly: Assembly,
     checkpoint: formats.LoadedCheckpoint,
     new: Weights,
@@ -209,7 +209,7 @@ def own_weights(
     if saved is None:
         taken, reset = {}, dict.fromkeys(patterns.names(arrays), "not in the checkpoint")
     else:
-        taken, reset = objective.own_from(saved, new)
+        taken, reset = objective.continue_from(saved, new)
     if _are_other_classes(checkpoint.classes or (), classes):
         for name in _arrays_of_classes(objective) & taken.keys():
             taken.pop(name)
@@ -249,7 +249,7 @@ def _arrays_of_classes(objective: Objective) -> set[str]:
 
 def _own_shapes(objective: Objective) -> dict[str, tuple[int, ...]]:
     """The shapes of what an objective owns, by name."""
-    modules = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
+    modules = nnx.eval_shape(lambda: objective.make_modules(registry.Rngs(0)))
     arrays = patterns.union(*registry.split(modules)[1])
     return {name: x.shape for name, x in patterns.named(arrays).items()}
 

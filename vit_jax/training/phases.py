@@ -95,14 +95,14 @@ def check_phases(config: Config, networks: Networks) -> None:
         raise ConfigError(
             f"{where}: the objective {config.objective.name!r} learns from {what}; set {where}=()"
         )
-    own = networks.abstract_own()
+    own = networks.abstract_modules()
     for variant in views.variants(config):
         size = variant.data.image_size
         try:
             at_size = networks.at_size(size, variant.patch)
             if at_size.stored:
                 resized.check_resized(at_size.stored, at_size.model_config, resized.SCHEDULED)
-            changed = _changed(own, at_size.abstract_own())
+            changed = _changed(own, at_size.abstract_modules())
             if changed:
                 raise ConfigError(
                     f"{changed} of the objective {config.objective.name!r} depends on the size"

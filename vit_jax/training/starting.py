@@ -88,7 +88,7 @@ class Start:
                 from vit_jax.training.initial_weights import start_from
 
                 state = start_from(self.assembly, state, self.description["classes"])
-            state = _with_anchor(self.assembly, state)
+            state = _with_gram_teacher(self.assembly, state)
         self._check_base(state)
         return self._with_teachers(state)
 
@@ -190,16 +190,18 @@ def _difference(changed: list[str]) -> str:
     return f"the config differs from the one this run was started with, in {'; '.join(changed)}"
 
 
-def _with_anchor(assembly: Assembly, state: TrainState) -> TrainState:
+def _with_gram_teacher(assembly: Assembly, state: TrainState) -> TrainState:
     """A new run's state with the earlier weights that the objective needs, if it does."""
-    anchor = assembly.networks.objective.anchor()
-    if anchor is None:
+    gram_teacher = assembly.networks.objective.gram_teacher()
+    if gram_teacher is None:
         return state
     params = model_part(state.params)
-    if anchor.path:
-        from vit_jax.training.initial_weights import anchor_params
+    if gram_teacher.path:
+        from vit_jax.training.initial_weights import gram_teacher_params
 
-        params = anchor_params(assembly, anchor, Weights(params, state.variables.get("model", {})))
+        params = gram_teacher_params(
+            assembly, gram_teacher, Weights(params, state.variables.get("model", {}))
+        )
     # Copies: the parameters' own buffers are donated to the step.
-    earlier = states.copied(params, state.variables[states.ANCHOR])
-    return state.replace(variables=state.variables | {states.ANCHOR: earlier})
+    earlier = states.copied(params, state.variables[states.GRAM_TEACHER])
+    return state.replace(variables=state.variables | {states.GRAM_TEACHER: earlier})

@@ -28,7 +28,7 @@ class TrainState:
       health: what bad steps did.
       variables: what no gradient reaches, by owner: of `model` and `objective`, of the average
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
-        parameters of the model's `anchor`, see `objectives.contract.Anchor`.
+        parameters of the Gram teacher (`anchor`), see `objectives.contract.GramTeacher`.
       teacher: parameters of a teacher that follows the student, or `None`.
       frozen_teachers: the weights of each fixed teacher; they are not saved.
       base: the frozen parameters below adapters, or `None`; it is not saved.
@@ -62,7 +62,7 @@ class TrainState:
         variables = self.variables.get("ema" if name == "ema" else "model", {})
         return Weights(model_part(lora.whole(self.base, getattr(self, name))), variables)
 
-    def own_weights(self) -> Weights:
+    def module_weights(self) -> Weights:
         """What the objective owns of the weights that are evaluated; empty if it owns nothing."""
         params = getattr(self, evaluated_weights(self.kept()))
         return Weights(params.get(OWN, {}), self.variables.get(OWN, {}))
@@ -90,14 +90,14 @@ class TrainState:
         teacher = None
         if self.teacher is not None:
             teacher = (lora.whole(self.base, self.teacher), self.variables.get("teacher"))
-        params, anchor = lora.whole(self.base, params), self.variables.get(ANCHOR)
+        params, gram_teacher = lora.whole(self.base, params), self.variables.get(GRAM_TEACHER)
         return networks.learner(
             params,
             variables,
             step=self.step,
             average=teacher,
             frozen_teachers=self.frozen_teachers,
-            anchor=None if anchor is None else lora.whole(self.base, anchor),
+            gram_teacher=None if gram_teacher is None else lora.whole(self.base, gram_teacher),
         )
 
     def parts(self) -> dict:
@@ -124,7 +124,7 @@ class TrainState:
         return self.replace(**rest, **trees, variables=variables)
 
 
-ANCHOR = "anchor"  # a name of `TrainState.variables`
+GRAM_TEACHER = "anchor"  # the name in `TrainState.variables`, and so in checkpoints
 _TREES = ("params", "ema", "teacher")
 # Sharded over the mesh's `data` axis too: what no step computes whole, and a teacher, of which it
 # needs one layer at a time.
@@ -146,8 +146,8 @@ def initializer(
         if networks.moving_average():
             teacher = copied(params)
             variables |= {"teacher": copied(variables)} if variables else {}
-        if networks.objective.anchor():
-            variables |= {ANCHOR: copied(model_part(params))}
+        if networks.objective.gram_teacher():
+            variables |= {GRAM_TEACHER: copied(model_part(params))}
         if ema and "model" in variables:
             variables |= {"ema": copied(variables["model"])}
         return TrainState(

@@ -15,7 +15,7 @@ from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import Networks
 from vit_jax.training.gradient import Rate, make_gradient
 from vit_jax.training.state import TrainState
-from vit_jax.training.update import keep_if_good, make_update, refresh_anchor
+from vit_jax.training.update import keep_if_good, make_update, refresh_gram_teacher
 from vit_jax.training.zero import placement
 
 Metrics = dict[str, jax.Array]
@@ -49,7 +49,7 @@ def make_train_step(
         sharded = state.replace(params=place.updated(state.params))
         update = update_of(sharded, grads, variables, batch)
         new = keep_if_good(sharded, update, metrics["loss"], config)
-        new = refresh_anchor(new, networks)
+        new = refresh_gram_teacher(new, networks)
         new = new.replace(params=place.updated(new.params))
         metrics |= {
             "learning_rate": jnp.float32(update.rate),

@@ -14,7 +14,7 @@ from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import Networks, model_part
 from vit_jax.optim.options import is_of_matrices
 from vit_jax.training.gradient import Rate, make_batch_scales
-from vit_jax.training.state import ANCHOR, TrainState
+from vit_jax.training.state import GRAM_TEACHER, TrainState
 from vit_jax.training.upkeep.health import examine, update_is_made
 
 
@@ -76,19 +76,19 @@ def keep_if_good(state: TrainState, update: Update, loss: jax.Array, config: Con
     return jax.tree.map(lambda new, old: jnp.where(is_made, new, old), trained, unchanged)
 
 
-def refresh_anchor(state: TrainState, networks: Networks) -> TrainState:
+def refresh_gram_teacher(state: TrainState, networks: Networks) -> TrainState:
     """The state at the end of a step, with its anchor refreshed if that is due: also where the update was skipped."""
-    anchor = networks.objective.anchor()
-    if anchor is None:
+    gram_teacher = networks.objective.gram_teacher()
+    if gram_teacher is None:
         return state
     refreshed = jax.lax.cond(
-        anchor.is_due(state.step + 1),
+        gram_teacher.is_due(state.step + 1),
         lambda new, old: new,
         lambda new, old: old,
         model_part(state.teacher),
-        state.variables[ANCHOR],
+        state.variables[GRAM_TEACHER],
     )
-    return state.replace(variables=state.variables | {ANCHOR: refreshed})
+    return state.replace(variables=state.variables | {GRAM_TEACHER: refreshed})
 
 
 def _with_averages(

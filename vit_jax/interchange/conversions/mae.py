@@ -59,7 +59,7 @@ class Decoder:
     Attributes:
       options: of the objective that it belongs to.
       config: its blocks, as those of a ViT.
-      params: like those of `objectives.mae.Own`; leaves are `LazyArray`.
+      params: like those of `objectives.mae.MaeModules`; leaves are `LazyArray`.
     """
 
     options: mae.MaeOptions
@@ -193,7 +193,7 @@ def find_decoder(
 
 
 def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
-    """Which tensors of a format are which parameters of `objectives.mae.Own`, and its `position`."""
+    """Which tensors of a format are which parameters of `objectives.mae.MaeModules`, and its `position`."""
     if format == "huggingface":
         table = vit_tower_names.rules(decoder, {"kind": "vit_mae", "prefix": ""})
     else:
@@ -225,7 +225,7 @@ def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
 def like(model: PublishedViTConfig, options: mae.MaeOptions) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
     decoder = mae.decoder_of(model, options)
-    own = nnx.eval_shape(lambda: mae.Own(model, decoder, nnx.Rngs(0)))
+    own = nnx.eval_shape(lambda: mae.MaeModules(model, decoder, nnx.Rngs(0)))
     return registry.split(own)[1].params
 
 

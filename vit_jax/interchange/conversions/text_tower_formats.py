@@ -68,7 +68,7 @@ class _TextTower(ObjectiveConversion):
     def rules_of(
         self, config: ClassifierConfig, options: ImageTextOptions, prefix: str
     ) -> list[Rule]:
-        """Which tensors are which parameters of `objectives.image_text.Own`."""
+        """Which tensors are which parameters of `objectives.image_text.ImageTextModules`."""
         raise NotImplementedError
 
 

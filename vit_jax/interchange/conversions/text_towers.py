@@ -97,7 +97,7 @@ class TextTowerHuggingFace(ObjectiveConversion):
 
 
 def rules_of(config: ClassifierConfig, options: ImageTextOptions) -> list[Rule]:
-    """Which tensors are which parameters of `objectives.image_text.Own`."""
+    """Which tensors are which parameters of `objectives.image_text.ImageTextModules`."""
     text = objective_of(config, options).text_config()
     kind, width = options.text, text.blocks.width
     blocks = vit_tower_names.rules(text.blocks, {"kind": kind, "prefix": "text_model."})
@@ -212,7 +212,7 @@ def _options(
 def like_own(config: ClassifierConfig, options: ImageTextOptions) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
     objective = objective_of(config, options)
-    own = nnx.eval_shape(lambda: objective.own_modules(registry.Rngs(0)))
+    own = nnx.eval_shape(lambda: objective.make_modules(registry.Rngs(0)))
     return registry.split(own)[1].params
 
 

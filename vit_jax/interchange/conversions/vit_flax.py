@@ -219,7 +219,7 @@ def with_class_row(config: PublishedViTConfig, params: dict) -> tuple[PublishedV
     if not config.has_class_token or config.position != "learned" or config.prefix:
         return config, params
     table = np.asarray(params["position"])
-    rows = np.zeros((1, config.placed_tokens, config.width), table.dtype)
+    rows = np.zeros((1, config.tokens_with_position, config.width), table.dtype)
     config = dataclasses.replace(config, position_of_class=True)
     return config, params | {"position": np.concatenate([rows, table], axis=1)}
 

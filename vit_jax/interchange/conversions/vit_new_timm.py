@@ -107,7 +107,7 @@ def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dic
         raise CheckpointError(
             "timm's Eva has the activation gelu, or with a gate silu, and biases: write a .safetensors file"
         )
-    if config.placed_tokens and config.pool_prefix != (config.pool == "map"):
+    if config.tokens_with_position and config.pool_prefix != (config.pool == "map"):
         raise CheckpointError(
             "timm's Eva pools the class token by attention, and leaves it out of a mean: write a .safetensors file"
         )

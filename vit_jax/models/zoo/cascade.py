@@ -83,7 +83,7 @@ class Exit:
         config, carried = self.config, carried or {}
         classifier.check_images(images, config)
         embed_key, key = split(draw_key(rngs, deterministic, config.dropout, config.drop_path), 2)
-        x = self.place(self.patches(images, deterministic=deterministic, rngs=rngs))
+        x = self.add_positions(self.patches(images, deterministic=deterministic, rngs=rngs))
         x = dropout(x, config.dropout, embed_key)
         features, biases = carried.get("features"), carried.get("relations")
         if biases is not None:
@@ -91,7 +91,7 @@ class Exit:
             shape = (config.depth, config.heads, *biases.shape[2:])
             biases = biases.reshape(images.shape[0], *shape).swapaxes(0, 1)
         tokens, captured, carried = self.encoder(x, features, biases, key, capture)
-        return self.read(tokens, captured), carried
+        return self.forward_head(tokens, captured), carried
 
 
 class T2TExit(Exit, t2t.T2TViT):

@@ -143,7 +143,7 @@ class FeedForward(stacked.StackedModel):
         super().make_layers(config, dtype=dtype, rngs=rngs)
         draw_kernels(self.layers, 0.02, rngs)
 
-    def place(self, patches: jax.Array) -> jax.Array:
+    def add_positions(self, patches: jax.Array) -> jax.Array:
         """Patches (B, N, D) with positions, resized to their grid, after the class token."""
         table = self.position[...]
         # Half-pixel centres, without antialiasing: PyTorch's `interpolate`.

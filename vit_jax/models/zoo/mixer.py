@@ -134,7 +134,7 @@ class Mixer(stacked.StackedModel):
     def make_positions(self, config: MixerConfig, rngs: nnx.Rngs) -> None:
         """Makes none: a Mixer has no positions and no class token."""
 
-    def place(self, patches: jax.Array) -> jax.Array:
+    def add_positions(self, patches: jax.Array) -> jax.Array:
         return patches
 
 

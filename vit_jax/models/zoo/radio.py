@@ -95,7 +95,7 @@ class RadioConfig(PublishedViTConfig):
             )
 
     has_class_token = property(lambda self: True)
-    placed_tokens = property(lambda self: self.class_tokens)
+    tokens_with_position = property(lambda self: self.class_tokens)
 
     @property
     def pooled_width(self) -> int:
@@ -163,14 +163,14 @@ class Radio(PublishedViT):
         chosen = np.asarray(config.summary)
         return lambda tokens, lengths=None: tokens[:, chosen].reshape(tokens.shape[0], -1)
 
-    def place(
+    def add_positions(
         self,
         patches: jax.Array,
         visible: jax.Array | None = None,
         native: PatchBatch | None = None,
     ) -> jax.Array:
         if native is None:
-            return super().place(patches, visible)
+            return super().add_positions(patches, visible)
         from vit_jax.models import native_sizes
 
         table = self.position[...].astype(patches.dtype)

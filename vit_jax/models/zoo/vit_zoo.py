@@ -131,7 +131,7 @@ class PublishedViT(VisionTransformer):
         x = super().patches(images, deterministic=deterministic, rngs=rngs)
         return self.patch_norm(x) if self.config.patch_norm else x
 
-    def place(
+    def add_positions(
         self,
         patches: jax.Array,
         visible: jax.Array | None = None,
@@ -143,7 +143,7 @@ class PublishedViT(VisionTransformer):
                 "positions in every layer need all patches: set model.position_at=stem, and "
                 "no model.position=relative or model.rope"
             )
-        return super().place(patches, visible, native)
+        return super().add_positions(patches, visible, native)
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
         if self.config.position_place != "stem":
@@ -156,7 +156,7 @@ class PublishedViT(VisionTransformer):
         """Runs the blocks on placed tokens (B, N, D): tokens before the last norm, and what was captured. Registers
         stay where they are pooled too.
         """
-        config, placed = self.config, self.config.placed_tokens
+        config, placed = self.config, self.config.tokens_with_position
         rates = config.dropout, config.attention_dropout, config.drop_path
         first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
         x = dropout(x, config.dropout, first_key)
@@ -173,13 +173,15 @@ class PublishedViT(VisionTransformer):
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 
-    def read(
+    def forward_head(
         self, tokens: jax.Array, captured: dict[str, jax.Array], native: PatchBatch | None = None
     ) -> ModelOutput:
         config = self.config
         if config.two_heads:
-            return super().read(tokens, captured, native)
-        skipped = 0 if config.reads_class_token or config.pool_prefix else config.placed_tokens
+            return super().forward_head(tokens, captured, native)
+        skipped = (
+            0 if config.reads_class_token or config.pool_prefix else config.tokens_with_position
+        )
         features = pooling.pooled(self.pool, tokens[:, skipped:] if skipped else tokens, native)
         if config.last_norm == "pooled":
             features = self.pool_norm(features)

@@ -184,7 +184,7 @@ class PublishedBlock(nnx.Module):
           lengths: see `Attention`.
         """
         keys = split(key, 4)
-        x, bias = self.place(x, position)
+        x, bias = self.add_positions(x, position)
         bias = bias if added is None else added
         more = {} if angles is None else {"angles": angles}  # which few attentions take
         more |= {} if lengths is None else {"lengths": lengths}
@@ -198,7 +198,7 @@ class PublishedBlock(nnx.Module):
         y = self.mlp(self.mlp_norm(x), key=keys[2])
         return add_residual(x, y, self.mlp_scale, rate, keys[3]), weights
 
-    def place(self, x: jax.Array, position: jax.Array | None) -> tuple:
+    def add_positions(self, x: jax.Array, position: jax.Array | None) -> tuple:
         """x with positions, and what is added to attention's logits."""
         kind = positions.of(self.config)
         if self.position is not None:

@@ -252,7 +252,7 @@ class PublishedViTConfig(VisionTransformerConfig):
         return f"its layers have {self.position} positions of one grid (model.position_at={self.position_at})"
 
     @property
-    def knows_places(self) -> bool:
+    def knows_positions(self) -> bool:
         """Whether tokens have positions of any kind."""
         return bool(self.position_place) or self.rope != "none"
 
@@ -310,7 +310,7 @@ class PublishedViTConfig(VisionTransformerConfig):
         if not positions.kind_of(self.position).has_prefix:
             return 0
         registers = self.registers if self.position_of_registers else 0
-        return (self.placed_tokens if self.position_of_class else 0) + registers
+        return (self.tokens_with_position if self.position_of_class else 0) + registers
 
     @property
     def biased_attention(self) -> bool:

@@ -30,8 +30,8 @@ from vit_jax.data.several_views import AGAIN
 from vit_jax.models.resized import resized
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import (
-    Anchor,
     Batch,
+    GramTeacher,
     Learner,
     MovingAverage,
     Objective,
@@ -45,7 +45,7 @@ _CENTRES = ("centre", "patch_centre")
 _EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
 
 
-class Own(nnx.Module):
+class DinoModules(nnx.Module):
     """Heads, the embedding of a masked patch, centres of the teacher's logits, and for how many steps in a
     row all of the teacher's outputs have been equal.
     """
@@ -131,7 +131,7 @@ class Dino(Objective):
                 "gram_weight to 0"
             )
 
-    def own_modules(self, rngs: nnx.Rngs) -> Own:
+    def make_modules(self, rngs: nnx.Rngs) -> DinoModules:
         model = self.context.model
         check_models(model, self.views, self.options.view_resize)
         width = model.representation or model.width
@@ -139,7 +139,7 @@ class Dino(Objective):
             raise ConfigError(
                 "objective dino reads patches as it does class tokens: set model.representation to 0"
             )
-        return Own(width, self.options, jnp.dtype(model.dtype), rngs)
+        return DinoModules(width, self.options, jnp.dtype(model.dtype), rngs)
 
     def teacher(self) -> MovingAverage:
         begin, end = self.options.momentum
@@ -150,7 +150,7 @@ class Dino(Objective):
 
         return MovingAverage(momentum)
 
-    def anchor(self) -> Anchor | None:
+    def gram_teacher(self) -> GramTeacher | None:
         """The Gram teacher, and the steps at which it takes the teacher's weights; `None` without Gram anchoring."""
         options, start, every = self.options, self.gram_start, self.gram_refresh
         if not options.gram_weight:
@@ -164,7 +164,7 @@ class Dino(Objective):
             last = every * options.gram_refreshes
             return begins | ((steps > 0) & (steps % every == 0) & (steps <= last))
 
-        return Anchor("config.objective.gram_teacher", options.gram_teacher, is_due)
+        return GramTeacher("config.objective.gram_teacher", options.gram_teacher, is_due)
 
     def temperature(self, step: jax.Array) -> jax.Array:
         """The teacher's."""
@@ -205,7 +205,7 @@ class Dino(Objective):
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         if "image" in batch:
             return self._held_out(learner, batch["image"])
-        options, own, teacher = self.options, learner.own, learner.teacher
+        options, modules, teacher = self.options, learner.modules, learner.teacher
         views = self._views_in(batch)
         images = jnp.concatenate([batch[name] for name in views.names], axis=1)
         masks = None
@@ -213,16 +213,16 @@ class Dino(Objective):
             masks = self._masks(rngs.dropout(), len(images), views)
         model, taught_by = (self._at(owner.model, views.model) for owner in (learner, teacher))
         taught, taught_patches = _look(taught_by, images)
-        features, patches = _look(model, images, masks, own, rngs)
+        features, patches = _look(model, images, masks, modules, rngs)
         of_local = [
             _look(self._at(learner.model, config), batch[name], rngs=rngs)[0]
             for name, config in views.local.items()
         ]
         hidden = self._hidden(masks, views) if options.patch_weight else lambda _: []
         (logits,), patch_logits = jax.lax.stop_gradient(
-            teacher.own.logits([taught], hidden(taught_patches))
+            teacher.modules.logits([taught], hidden(taught_patches))
         )
-        (predicted, *of_local), predicted_patches = own.logits(
+        (predicted, *of_local), predicted_patches = modules.logits(
             [features, *of_local], hidden(patches), frozen=learner.step < self.frozen
         )
         probabilities = self._probabilities(learner, logits, "centre")
@@ -257,20 +257,20 @@ class Dino(Objective):
         return loss, metrics | {"teacher_entropy": entropies}
 
     def update_state(
-        self, own: Own, observed: dict[str, Any], step: jax.Array
+        self, modules: DinoModules, observed: dict[str, Any], step: jax.Array
     ) -> dict[str, jax.Array]:
         """Moves the centres, and counts the steps in a row with equal outputs of the teacher."""
         for name in _CENTRES:
             if name in observed:
-                centre = getattr(own, name)
+                centre = getattr(modules, name)
                 momentum = self.options.centre_momentum
                 centre[...] = losses.moved_centre(centre[...], observed[name], momentum)
         teacher = observed["teacher"]
         information = _entropy(teacher["mean"].mean(0)) - teacher["entropy"].mean(0)
-        own.equal_steps[...] = jnp.where(information < _EQUAL, own.equal_steps[...] + 1, 0)
+        modules.equal_steps[...] = jnp.where(information < _EQUAL, modules.equal_steps[...] + 1, 0)
         return {
             "teacher_information": information,
-            "collapsed_steps": own.equal_steps[...].astype(jnp.float32),
+            "collapsed_steps": modules.equal_steps[...].astype(jnp.float32),
         }
 
     def _views_in(self, batch: Batch) -> ViewModels:
@@ -279,8 +279,12 @@ class Dino(Objective):
 
     def _at(self, model: nnx.Module, config: PublishedViTConfig) -> nnx.Module:
         """The model at the image size of a config."""
-        own = self.context.model
-        return model if config == own else resized(model, own, config, self.options.view_resize)
+        student = self.context.model
+        return (
+            model
+            if config == student
+            else resized(model, student, config, self.options.view_resize)
+        )
 
     def _most_masked(self, views: ViewModels) -> int:
         """Patches of a global view that can be masked."""
@@ -303,7 +307,7 @@ class Dino(Objective):
         names = [name + AGAIN for name in views.names]
         if names[0] in batch:
             images = jnp.concatenate([batch[name] for name in names], axis=1)
-        _, earlier = _look(self._at(learner.anchor, views.gram), images)
+        _, earlier = _look(self._at(learner.gram_teacher, views.gram), images)
         earlier = gram.resized(jax.lax.stop_gradient(earlier), views.gram.grid, views.model.grid)
         return gram.loss(patches, earlier).mean(1)
 
@@ -333,7 +337,7 @@ class Dino(Objective):
         if self.options.centering == "sinkhorn":
             return losses.sinkhorn(logits, temperature, present)
         learner.observed[centre] = losses.sum_of_logits(logits, present)
-        return losses.centred(logits, getattr(learner.own, centre)[...], temperature)
+        return losses.centred(logits, getattr(learner.modules, centre)[...], temperature)
 
     def _masks(self, key: jax.Array, batch: int, views: ViewModels) -> jax.Array:
         """(B, 2, N) bool: of each image one of the two global views is masked, by shares that are spread
@@ -351,11 +355,11 @@ class Dino(Objective):
         """The cross-entropy of teacher and student on images (B, H, W, C) that no view was cut from: an
         example's own, whatever others are in the batch.
         """
-        images, own, teacher = images[:, None], learner.own, learner.teacher
-        (logits,) = teacher.own.head([_look(teacher.model, images)[0]])
-        centre = own.centre[...] if self.options.centering == "centre" else 0.0
+        images, modules, teacher = images[:, None], learner.modules, learner.teacher
+        (logits,) = teacher.modules.head([_look(teacher.model, images)[0]])
+        centre = modules.centre[...] if self.options.centering == "centre" else 0.0
         probabilities = losses.centred(logits, centre, self.temperature(learner.step))
-        (student,) = own.head([_look(learner.model, images)[0]])
+        (student,) = modules.head([_look(learner.model, images)[0]])
         temperature = self.options.student_temperature
         loss = losses.cross_entropy(probabilities, student, temperature)[:, 0]
         return loss, {}
@@ -370,7 +374,7 @@ def _look(
     model: nnx.Module,
     images: jax.Array,
     masks: jax.Array | None = None,
-    own: Own | None = None,
+    modules: DinoModules | None = None,
     rngs: nnx.Rngs | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Features (B, V, D) and patches (B, V, N, D) of views (B, V, H, W, C).
@@ -383,7 +387,7 @@ def _look(
     x = model.patches(images.reshape(-1, *images.shape[2:]), **call)
     count = x.shape[1]
     if masks is not None:
-        x = jnp.where(masks.reshape(-1, count, 1), own.mask[...].astype(x.dtype), x)
-    tokens, _ = model.encode(model.place(x), **call)
-    features = model.read(tokens, {}).features
+        x = jnp.where(masks.reshape(-1, count, 1), modules.mask[...].astype(x.dtype), x)
+    tokens, _ = model.encode(model.add_positions(x), **call)
+    features = model.forward_head(tokens, {}).features
     return tuple(y.reshape(*images.shape[:2], *y.shape[1:]) for y in (features, tokens[:, -count:]))

@@ -87,10 +87,10 @@ def _models(
         raise ConfigError(
             "config.data.view_sizes: the global views have different sizes: give both the same"
         )
-    own = at(names[0])
-    gram = at(names[0] + AGAIN) if names[0] + AGAIN in shapes else own
+    student = at(names[0])
+    gram = at(names[0] + AGAIN) if names[0] + AGAIN in shapes else student
     local = {name: at(name) for name in shapes if name not in names and not name.endswith(AGAIN)}
-    return ViewModels(shapes, names, own, local, gram if with_gram else None)
+    return ViewModels(shapes, names, student, local, gram if with_gram else None)
 
 
 def check_models(

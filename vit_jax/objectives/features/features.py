@@ -82,7 +82,7 @@ class FeaturesOptions:
     )  # fmt: skip
 
 
-class Own(nnx.Module):
+class FeaturesModules(nnx.Module):
     """For each teacher an adaptor, and by the kind of its features how they are standardised."""
 
     def __init__(self, made: Sequence[tuple[adaptors.Adaptor, dict[str, nnx.Module]]]):
@@ -135,7 +135,7 @@ class Features(OutputTerm):
             )
         return names
 
-    def own_modules(self, rngs: nnx.Rngs) -> Own:
+    def make_modules(self, rngs: nnx.Rngs) -> FeaturesModules:
         options, model = self.options, self.context.model
         read = layer_features.abstract(model, self.layers, norm=False)
         widths = [layer.tokens.shape[-1] for layer in read]
@@ -151,7 +151,7 @@ class Features(OutputTerm):
             )
             return adaptor, {kind: self._standard(width) for kind, width in outputs.items()}
 
-        return Own([make(teacher) for teacher in self.context.teachers])
+        return FeaturesModules([make(teacher) for teacher in self.context.teachers])
 
     def teacher(self) -> tuple[FromCheckpoint, ...]:
         return tuple(FromCheckpoint(path, "features", _OPTION) for path in self.options.teachers)
@@ -177,9 +177,9 @@ class Features(OutputTerm):
         total = registry.count_flops(model) + sum(map(registry.count_flops, teachers)) // 3
         if not teachers:
             return total
-        own = nnx.eval_shape(lambda: self.own_modules(nnx.Rngs(0)))
+        modules = nnx.eval_shape(lambda: self.make_modules(nnx.Rngs(0)))
         patches = layout.grid(model) if "patches" in self.options.kinds else (1, 1)
-        for path, kernel in nnx.to_flat_state(nnx.state(own, nnx.Param)):
+        for path, kernel in nnx.to_flat_state(nnx.state(modules, nnx.Param)):
             if path[-1] == "kernel":
                 rows = 1 if "summary" in path else patches[0] * patches[1]
                 total += 2 * rows * kernel.size
@@ -193,17 +193,17 @@ class Features(OutputTerm):
         batch: Batch,
         rngs: nnx.Rngs,
     ):
-        images, own = batch["image"], learner.own
+        images, modules = batch["image"], learner.modules
         layers = layers or (layer_features.last(output, self.context.model),)
         of_teachers, ready, metrics = [], jnp.bool_(True), {}
         for number, teacher in enumerate(learner.teacher):
             taught = jax.lax.stop_gradient(
-                _look(teacher.model, teacher.seen(images), self.options.kinds)
+                _look(teacher.model, teacher.prepare_inputs(images), self.options.kinds)
             )
             grid = layout.grid(teacher.model.config) if "patches" in taught else None
-            predictions, distances, alike = own.adaptors[number](layers), [], []
+            predictions, distances, alike = modules.adaptors[number](layers), [], []
             for kind, target in taught.items():
-                standard = own.standards[number].get(kind)
+                standard = modules.standards[number].get(kind)
                 ready &= standard is None or standard.is_ready
                 y = predictions[kind]
                 if kind == "patches":
@@ -221,10 +221,10 @@ class Features(OutputTerm):
         return jnp.where(ready, loss, 0.0), metrics
 
     def update_state(
-        self, own: Own, observed: dict[str, Any], step: jax.Array
+        self, modules: FeaturesModules, observed: dict[str, Any], step: jax.Array
     ) -> dict[str, jax.Array]:
         """Moves the statistics of the teachers' features."""
-        for number, standards in enumerate(own.standards):
+        for number, standards in enumerate(modules.standards):
             for kind, standard in standards.items():
                 name = f"{number}_{kind}"
                 if name in observed:
@@ -271,12 +271,12 @@ def _resized(x: jax.Array, grid: tuple[int, int], new: tuple[int, int]) -> jax.A
 
 
 @functools.cache  # An objective is made for each program.
-def _report_grid(teacher: str, grid: tuple[int, int], own: tuple[int, int]) -> None:
+def _report_grid(teacher: str, grid: tuple[int, int], student_grid: tuple[int, int]) -> None:
     """Logs that a teacher's patches are others than the student's, once."""
-    if grid != own:
+    if grid != student_grid:
         logging.info(
             "%s has %d x %d patches and the student %d x %d, which are interpolated to them",
             teacher,
             *grid,
-            *own,
+            *student_grid,
         )

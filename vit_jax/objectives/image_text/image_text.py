@@ -96,7 +96,7 @@ class ImageTextOptions(TokenOptions):
     )
 
 
-class Own(nnx.Module):
+class ImageTextModules(nnx.Module):
     """The text tower, and what compares the vectors of both."""
 
     def __init__(
@@ -129,7 +129,7 @@ class ImageText(OutputTerm):
     Options = ImageTextOptions
     needs_labels = False
     mixes = False
-    own_judged = True
+    evaluates_with_modules = True
     evaluator = "retrieval"
 
     def __init__(self, options: ImageTextOptions, context: ObjectiveContext):
@@ -183,13 +183,13 @@ class ImageText(OutputTerm):
             blocks=blocks_of(model, options.text, options.text_activation, **sizes),
         )
 
-    def own_modules(self, rngs: nnx.Rngs) -> Own:
-        return Own(self.text_config(), self.width, self.blocks, self.options, rngs)
+    def make_modules(self, rngs: nnx.Rngs) -> ImageTextModules:
+        return ImageTextModules(self.text_config(), self.width, self.blocks, self.options, rngs)
 
-    def own_from(
+    def continue_from(
         self, saved: SavedObjective, like: Weights
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        taken, reset = super().own_from(saved, like)
+        taken, reset = super().continue_from(saved, like)
         before, now = saved.options.get(_DIGEST), self.options.tokenizer_digest
         if before and now and before != now and _TABLE in taken:
             del taken[_TABLE]
@@ -212,25 +212,27 @@ class ImageText(OutputTerm):
         return towers + projection + 2 * self.context.batch_size * text.outputs
 
     def image_vectors(
-        self, own: Own, output: ModelOutput, rngs: nnx.Rngs | None = None
+        self, modules: ImageTextModules, output: ModelOutput, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
         """Of length 1, (B, E) float32, for what the image tower gives; `rngs` in training."""
-        if own.image_head is not None:
-            token, patches = own.image_head(output, self.context.model, rngs)
+        if modules.image_head is not None:
+            token, patches = modules.image_head(output, self.context.model, rngs)
             return unit(jnp.concatenate([token, patches.mean(1)], axis=-1))
-        return unit(self.projected(own, output.features))
+        return unit(self.projected(modules, output.features))
 
-    def projected(self, own: Own, features: jax.Array) -> jax.Array:
+    def projected(self, modules: ImageTextModules, features: jax.Array) -> jax.Array:
         """What the image tower gives (n, D) as vectors (n, E) of any length."""
-        return features if own.image_projection is None else own.image_projection(features)
+        return features if modules.image_projection is None else modules.image_projection(features)
 
-    def text_vectors(self, own: Own, tokens: jax.Array) -> jax.Array:
+    def text_vectors(self, modules: ImageTextModules, tokens: jax.Array) -> jax.Array:
         """Of length 1, (B, E) float32, for tokens (B, L) int32."""
-        return unit(own.text(tokens))
+        return unit(modules.text(tokens))
 
-    def text_term(self, own: Own | None) -> tuple["ImageText", Own | None]:
+    def text_term(
+        self, modules: ImageTextModules | None
+    ) -> tuple["ImageText", ImageTextModules | None]:
         """What compares images with texts, and what it owns: itself; of a sum one of its terms."""
-        return self, own
+        return self, modules
 
     @property
     def fixed_model(self) -> bool:
@@ -239,14 +241,14 @@ class ImageText(OutputTerm):
     def of_output(
         self, learner: Learner, output: ModelOutput, layers: tuple, batch: Batch, rngs: nnx.Rngs
     ):
-        own = learner.own
-        images = self.image_vectors(own, output, rngs)
-        texts = self.text_vectors(own, batch["tokens"])
-        temperature = own.temperature[...]
+        modules = learner.modules
+        images = self.image_vectors(modules, output, rngs)
+        texts = self.text_vectors(modules, batch["tokens"])
+        temperature = modules.temperature[...]
         metrics = {"cosine": jnp.sum(images * texts, axis=1)}
-        if own.bias is not None:
-            loss = sigmoid.sigmoid_loss(images, texts, temperature, own.bias[...])
-            metrics["bias"] = jnp.broadcast_to(own.bias[...], loss.shape)
+        if modules.bias is not None:
+            loss = sigmoid.sigmoid_loss(images, texts, temperature, modules.bias[...])
+            metrics["bias"] = jnp.broadcast_to(modules.bias[...], loss.shape)
         else:
             # The value is bounded, the gradient is not: else it could not come back.
             bounded = jnp.minimum(temperature, softmax.MOST)

@@ -13,7 +13,7 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import layer_features, layout
 from vit_jax.models.zoo.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives.image_text.image_text import ImageText, Own, unit
+from vit_jax.objectives.image_text.image_text import ImageText, ImageTextModules, unit
 
 _POOLS = ("mean", "gem", "map")
 
@@ -31,20 +31,20 @@ def check_patches(objective: ImageText) -> None:
 
 
 def patch_vectors(
-    objective: ImageText, own: Own, model: nnx.Module, images: jax.Array
+    objective: ImageText, modules: ImageTextModules, model: nnx.Module, images: jax.Array
 ) -> jax.Array:
     """Of normalised images (B, H, W, C): (B, h, w, E) float32 of length 1, or with E / 2, see `part_of_texts`."""
     output, config = model(images), objective.context.model
     grid = layout.grid(config)
-    if own.image_head is not None:
-        _, vectors = own.image_head(output, config)
+    if modules.image_head is not None:
+        _, vectors = modules.image_head(output, config)
     else:
         patches = layer_features.last(output, config).patches
         alone = patches.reshape(-1, 1, patches.shape[-1])
         # A kept class token is removed before patches are pooled.
-        removed = 0 if config.pool_prefix else config.placed_tokens
-        features = model.read(jnp.repeat(alone, 1 + removed, axis=1), {}).features
-        vectors = objective.projected(own, features)
+        removed = 0 if config.pool_prefix else config.tokens_with_position
+        features = model.forward_head(jnp.repeat(alone, 1 + removed, axis=1), {}).features
+        vectors = objective.projected(modules, features)
     return unit(vectors.reshape(len(images), *grid, -1))
 
 

@@ -41,8 +41,8 @@ def _forward(images, texts, temperature, bias):
             ), texts
 
         # softplus(-x) = softplus(x) - x
-        own = scale * jnp.sum(images * texts, axis=1) + bias
-        return ring(visit, -own, texts)[0]
+        same_device = scale * jnp.sum(images * texts, axis=1) + bias
+        return ring(visit, -same_device, texts)[0]
 
     saved = images, texts, temperature, bias
     return ring.over_devices(of_device, *saved), saved
@@ -64,11 +64,11 @@ def _backward(saved, dloss):
             )
             return sums, (texts, dtexts + exact_product(dlogits.T, images))
 
-        own = dloss[:, None]
-        start = -own * texts, -jnp.sum(own * images * texts), -dloss.sum()
+        slope = dloss[:, None]
+        start = -slope * texts, -jnp.sum(slope * images * texts), -dloss.sum()
         (dimages, dscale, dbias), (_, dtexts) = ring(visit, start, (texts, zero))
         dscale, dbias = total((dscale, dbias))
-        return scale * dimages, scale * (dtexts - own * images), scale * dscale, dbias
+        return scale * dimages, scale * (dtexts - slope * images), scale * dscale, dbias
 
     return ring.over_devices(of_device, *saved, dloss)
 

@@ -39,8 +39,8 @@ def _forward(images, texts, temperature):
 
         nothing = jnp.full(len(images), -jnp.inf)
         of_images, (_, of_texts) = ring(visit, nothing, (texts, nothing))
-        own = scale * jnp.sum(images * texts, axis=1)
-        return (of_images + of_texts) / 2 - own, of_images, of_texts
+        matching = scale * jnp.sum(images * texts, axis=1)
+        return (of_images + of_texts) / 2 - matching, of_images, of_texts
 
     arguments = images, texts, temperature
     loss, of_images, of_texts = ring.over_devices(of_device, *arguments)
@@ -65,9 +65,9 @@ def _backward(saved, dloss):
                 dtexts + exact_product(dlogits.T, images),
             )
 
-        own = dloss[:, None]
-        start = -own * texts, -jnp.sum(own * images * texts)
-        block = texts, of_texts, dloss, -own * images
+        slope = dloss[:, None]
+        start = -slope * texts, -jnp.sum(slope * images * texts)
+        block = texts, of_texts, dloss, -slope * images
         (dimages, dscale), (*_, dtexts) = ring(visit, start, block)
         return scale * dimages, scale * dtexts, scale * total(dscale)
 

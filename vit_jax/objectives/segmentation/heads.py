@@ -146,7 +146,7 @@ class QueryHead(nnx.Module):
 
         joining = Joining(self.blocks, join, bias, training=masked is not None)
         call = dict(deterministic=masked is None, rngs=rngs)
-        x = model.place(model.patches(images, **call))
+        x = model.add_positions(model.patches(images, **call))
         x, _ = model.encode(x, **call, joining=joining)
         return [*predictions, self.predict(x, model.config.grid)]
 

@@ -81,7 +81,7 @@ class Segmentation(Objective):
     needs_labels = False
     needs_masks = True
     mixes = False
-    own_answers = True
+    predicts_with_modules = True
     evaluator = "segmentation"
 
     def __init__(self, options: SegmentationOptions, context: ObjectiveContext):
@@ -145,7 +145,7 @@ class Segmentation(Objective):
         shapes = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
         return tuple(x.shape[1:] for x in shapes)
 
-    def own_modules(self, rngs: nnx.Rngs) -> nnx.Module:
+    def make_modules(self, rngs: nnx.Rngs) -> nnx.Module:
         model, classes, options = self.context.model, self.num_classes, self.options
         if options.head == "eomt":
             return QueryHead(model, classes, options.queries, options.blocks, rngs)
@@ -162,12 +162,12 @@ class Segmentation(Objective):
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         images, labels = batch["image"], batch["label"]
         if self.options.head != "eomt":
-            logits = learner.own.logits(learner.model, images, training=True, rngs=rngs)
+            logits = learner.modules.logits(learner.model, images, training=True, rngs=rngs)
             loss, accuracy = losses.pixel_loss(logits, labels)
             accuracy = losses.of_counted(accuracy, labels)
             return losses.of_counted(loss, labels), {"accuracy": accuracy}
         key, loss_key = jax.random.split(rngs.dropout())
-        predictions = learner.own(
+        predictions = learner.modules(
             learner.model, images, masked=self.masked(learner.step), key=key, rngs=rngs
         )
         masks, classes = (jnp.stack(x) for x in zip(*predictions, strict=True))
@@ -198,10 +198,10 @@ class Segmentation(Objective):
           images: (B, H, W, C), normalised.
         """
         if self.options.head != "eomt":
-            return (learner.own.scores(learner.model, images),)
-        ((masks, classes),) = learner.own(learner.model, images)
+            return (learner.modules.scores(learner.model, images),)
+        ((masks, classes),) = learner.modules(learner.model, images)
         size = images.shape[1:3] if self.options.enlarge == "masks" else None
-        scores = learner.own.joined(masks, classes, size)
+        scores = learner.modules.joined(masks, classes, size)
         if not self.panoptic:
             return (scores,)
         return scores, jax.nn.sigmoid(jnp.moveaxis(masks, 1, -1)), jax.nn.softmax(classes)

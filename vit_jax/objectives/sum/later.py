@@ -10,14 +10,14 @@ from flax import nnx
 from vit_jax.models import registry
 
 
-def has_state(own: nnx.Module | None) -> bool:
+def has_state(modules: nnx.Module | None) -> bool:
     """Whether something of it is neither trained nor constant."""
-    return own is not None and bool(registry.split(own)[1].variables)
+    return modules is not None and bool(registry.split(modules)[1].variables)
 
 
-def run_if(condition: jax.Array, run: Callable, own: nnx.Module | None) -> Any:
+def run_if(condition: jax.Array, run: Callable, modules: nnx.Module | None) -> Any:
     """What `run(own)` gives, or zeros without running it, which changes no state of `own`."""
-    definition, params, state = nnx.split(own, nnx.Param, ...)
+    definition, params, state = nnx.split(modules, nnx.Param, ...)
 
     def result(state: nnx.State) -> tuple[Any, nnx.State]:
         owner = nnx.merge(definition, params, state)
@@ -29,6 +29,6 @@ def run_if(condition: jax.Array, run: Callable, own: nnx.Module | None) -> Any:
 
     shapes, _ = jax.eval_shape(result, state)
     output, state = jax.lax.cond(condition, result, zeros, state)
-    if own is not None:
-        nnx.update(own, state)
+    if modules is not None:
+        nnx.update(modules, state)
     return output

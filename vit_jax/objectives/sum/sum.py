@@ -97,7 +97,7 @@ class SupervisedOutput(Supervised, OutputTerm):
     """
 
 
-class Own(nnx.Module):
+class SumModules(nnx.Module):
     """What each term owns, by its name."""
 
     def __init__(self, terms: Mapping[str, nnx.Module]):
@@ -180,8 +180,10 @@ class Sum(Objective):
             start = self.context.to_steps(start)
         except ConfigError as error:
             raise ConfigError(f"{_OPTION}: {name}: start = {start!r}: {error}") from error
-        own = schema.checked_options(kind.Options, given, f"{_OPTION}: {name}", "config.objective.")
-        options = kind.Options(**own)
+        term_options = schema.checked_options(
+            kind.Options, given, f"{_OPTION}: {name}", "config.objective."
+        )
+        options = kind.Options(**term_options)
         if issubclass(kind.Options, TokenOptions):
             tokens = {f.name: getattr(self.options, f.name) for f in schema.options(TokenOptions)}
             if twice := [field for field in tokens if field in given]:
@@ -195,7 +197,7 @@ class Sum(Objective):
         if isinstance(source, MovingAverage) and start:
             remaining = max(self.context.total_steps - start, 1)
             objective = kind(options, dataclasses.replace(without, total_steps=remaining))
-        if objective.anchor():
+        if objective.gram_teacher():
             raise ConfigError(
                 f"{_OPTION}: {name}: a sum keeps no earlier weights for Gram anchoring: set gram_weight to 0"
             )
@@ -244,11 +246,11 @@ class Sum(Objective):
                 f"{_OPTION}: all weights ({names}) are 0, and nothing would be trained: set one above 0"
             )
 
-    def own_modules(self, rngs: nnx.Rngs) -> Own:
-        made = {term.name: term.objective.own_modules(rngs) for term in self.terms}
-        return Own({name: own for name, own in made.items() if own is not None})
+    def make_modules(self, rngs: nnx.Rngs) -> SumModules:
+        made = {term.name: term.objective.make_modules(rngs) for term in self.terms}
+        return SumModules({name: modules for name, modules in made.items() if modules is not None})
 
-    def own_from(
+    def continue_from(
         self, saved: SavedObjective, like: Weights
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Each term continues as it says: with that term of a sum, or with what was trained by it alone."""
@@ -261,7 +263,7 @@ class Sum(Objective):
                     kind=type(term.objective),
                     read=lambda name=term.name: _of_term(saved.read(), name),
                 )
-            both = term.objective.own_from(before, parts)
+            both = term.objective.continue_from(before, parts)
             for names, of_term in zip((taken, reset), both, strict=True):
                 names |= {f"terms/{term.name}/{name}": value for name, value in of_term.items()}
         return taken, reset
@@ -295,19 +297,19 @@ class Sum(Objective):
         return total - max(len(self.shared) - 1, 0) * of_model
 
     def warning(self, metrics: dict[str, float]) -> str:
-        own = (
+        warnings = (
             term.objective.warning(
                 {n.removeprefix(f"{term.name}_"): value for n, value in metrics.items()}
             )
             for term in self.terms
         )
-        return " ".join(text for text in own if text)
+        return " ".join(text for text in warnings if text)
 
-    def text_term(self, own: Own | None) -> tuple[ImageText, nnx.Module | None] | None:
+    def text_term(self, modules: SumModules | None) -> tuple[ImageText, nnx.Module | None] | None:
         """The term that compares images with texts, and what it owns; `None` if there is none."""
         for term in self.terms:
             if isinstance(term.objective, ImageText):
-                return term.objective, own and own.terms[term.name]
+                return term.objective, modules and modules.terms[term.name]
         return None
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
@@ -335,7 +337,7 @@ class Sum(Objective):
         return {f"terms/{term.name}/": term.start for term in self.terms if term.start}
 
     def update_state(
-        self, own: Own, observed: dict[str, Any], step: jax.Array
+        self, modules: SumModules, observed: dict[str, Any], step: jax.Array
     ) -> dict[str, jax.Array]:
         """Moves the state of each term; a term that waits for its start keeps it until then."""
         metrics = {}
@@ -343,11 +345,11 @@ class Sum(Objective):
             if term.name not in observed:
                 continue
 
-            def move(own: nnx.Module | None, term: Term = term) -> dict[str, jax.Array]:
-                own_step = self._step_of(term, step)
-                return term.objective.update_state(own, observed[term.name], own_step)
+            def move(modules: nnx.Module | None, term: Term = term) -> dict[str, jax.Array]:
+                term_step = self._step_of(term, step)
+                return term.objective.update_state(modules, observed[term.name], term_step)
 
-            moved = self._run(term, step, move, own.terms.get(term.name))
+            moved = self._run(term, step, move, modules.terms.get(term.name))
             metrics |= {f"{term.name}_{name}": value for name, value in moved.items()}
         return metrics
 
@@ -355,13 +357,15 @@ class Sum(Objective):
         self, term: Term, learner: Learner, seen: tuple | None, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
         """Loss and metrics of a term, and what it has observed; zeros before it begins."""
-        own = learner.own.terms.get(term.name)
+        modules = learner.modules.terms.get(term.name)
         teacher = self._teacher_of(term, learner)
         step = self._step_of(term, learner.step)
 
-        def run(own: nnx.Module | None) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
+        def run(
+            modules: nnx.Module | None,
+        ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
             rngs, objective = nnx.Rngs(dropout=key), term.objective
-            of_term = learner.replace(own=own, teacher=teacher, step=step, observed={})
+            of_term = learner.replace(modules=modules, teacher=teacher, step=step, observed={})
             if isinstance(objective, OutputTerm):
                 output, layers = seen
                 read = tuple(layers[self.layers.index(name)] for name in objective.layers)
@@ -370,33 +374,33 @@ class Sum(Objective):
                 loss, metrics = objective(of_term, batch, rngs)
             return loss, metrics, of_term.observed
 
-        return self._run(term, learner.step, run, own)
+        return self._run(term, learner.step, run, modules)
 
     def _step_of(self, term: Term, step: jax.Array) -> jax.Array:
         """The step that a term counts; one with a moving average counts from its start."""
         return step - term.start if term is self._average else step
 
-    def _run(self, term: Term, step: jax.Array, run: Callable, own: nnx.Module | None) -> Any:
+    def _run(self, term: Term, step: jax.Array, run: Callable, modules: nnx.Module | None) -> Any:
         """What `run(own)` gives; zeros, and no change of `own`, while a term waits for its start."""
-        waits = term.start and (term is self._average or not has_state(own))
-        return run_if(step >= term.start, run, own) if waits else run(own)
+        waits = term.start and (term is self._average or not has_state(modules))
+        return run_if(step >= term.start, run, modules) if waits else run(modules)
 
     def _teacher_of(self, term: Term, learner: Learner) -> Any:
         """A term's part of the sum's teachers, as it would have them alone."""
         if term is self._average:
             average = learner.teacher
-            return dataclasses.replace(average, own=average.own.terms.get(term.name))
+            return dataclasses.replace(average, modules=average.modules.terms.get(term.name))
         source = term.objective.teacher()
         if source is None:
             return None
-        own = learner.teacher[term.teachers]
-        return own if isinstance(source, tuple) else own[0]
+        teachers = learner.teacher[term.teachers]
+        return teachers if isinstance(source, tuple) else teachers[0]
 
 
 class TextSum(Sum):
     """Some term compares images with texts."""
 
-    own_judged = True
+    evaluates_with_modules = True
     evaluator = ImageText.evaluator
 
 

@@ -102,7 +102,7 @@ class Evaluate(Action):
     def _results_of(self, state: TrainState) -> dict[str, float]:
         run = self._run
         state = self._gather(state)
-        trained = EvaluatedModel(state.weights(), state, state.own_weights())
+        trained = EvaluatedModel(state.weights(), state, state.module_weights())
         return run.suite(
             trained, run.mesh, watch=lambda batches: run.clock.each(batches, "evaluate")
         )

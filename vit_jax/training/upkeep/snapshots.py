@@ -89,9 +89,9 @@ def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], dict[str, j
         first = next(iter(inputs.values()))
         first = (first if first.ndim == 4 else first[:, 0])[:IMAGES]
         shown = {"images": pixels(first, config.data)}
-        if networks.objective.needs_masks and networks.objective.own_answers:
+        if networks.objective.needs_masks and networks.objective.predicts_with_modules:
             labels = classes_of(targets["label"][:IMAGES]).astype(jnp.uint8)
-            scores, *_ = map_network(state.weights(), state.own_weights(), first)
+            scores, *_ = map_network(state.weights(), state.module_weights(), first)
             scores = jax.image.resize(scores, (*labels.shape, scores.shape[-1]), "linear")
             shown["labels"] = jnp.stack([labels, scores.argmax(-1).astype(jnp.uint8)])
         return shown
