@@ -414,8 +414,13 @@ def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
 
 @pytest.mark.parametrize(
     "old, new",
-    [("fit", "fit_parameter"), ("at_size", "options_for_image_size"), ("starts_anew", "reset_patterns"), ("knows_places", "knows_positions")],
-)  # fmt: skip
+    [
+        ("fit", "fit_parameter"),
+        ("at_size", "options_for_image_size"),
+        ("starts_anew", "reset_patterns"),
+        ("knows_places", "knows_positions"),
+    ],
+)
 def test_a_family_with_a_method_of_an_earlier_version_is_refused_by_the_name_of_the_new_one(
     old, new
 ):

@@ -230,6 +230,19 @@ class Objective:
         """Itself, or the subclass for these options."""
         return cls
 
+    @classmethod
+    def resolve(cls, config: Any, options: Any) -> Any:
+        """The config of a run with all that follows from the objective's options.
+
+        Args:
+          config: the run's, with its data resolved.
+          options: of the class `Options`.
+
+        Raises:
+          ConfigError: something of the config does not go with the objective.
+        """
+        return config
+
     def make_modules(self, rngs: nnx.Rngs) -> nnx.Module | None:
         """Its own parameters, and state that no gradient reaches (any other `nnx.Variable`)."""
         return None

@@ -1,5 +1,5 @@
-"""From a config to the parts of a run: what the config says is resolved and checked, then model,
-objective, optimizer and step are put together.
+"""From a config to the parts of a run: its sections are filled in and checked (`resolve`), then model, objective,
+optimizer and step are put together.
 
 Needs no devices and no data, only a few numbers about the data; training, planning, benchmarks and
 tests all start here.
@@ -17,11 +17,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import objectives, optim
-from vit_jax.base import places, schema
+from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
-from vit_jax.data import batches, crops, sources, views
-from vit_jax.data.augmentation import augment
+from vit_jax.data import batches
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.devices import meshes
 from vit_jax.models import classifier, registry
@@ -32,10 +31,9 @@ from vit_jax.objectives.networks import (
     Networks,
     durations_of,
     evaluated_weights,
-    model_config_of,
 )
 from vit_jax.optim.options import is_of_matrices, takes_two_gradients
-from vit_jax.training import guards
+from vit_jax.training import guards, sections
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
 from vit_jax.training.zero import placement
@@ -175,9 +173,8 @@ def make_mesh(config: Config, devices: list | None = None) -> jax.sharding.Mesh:
 
 
 def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config:
-    """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
-    in, everything that can be checked without data and devices is checked, paths of data and of a
-    reference curve are made absolute, and fields get their types.
+    """The config that a run is made of: settings that it leaves to the checkpoint are filled in, paths are made
+    absolute, fields get their types, and all is checked that can be checked without data and devices.
 
     Args:
       config: from a recipe and flags; not changed.
@@ -191,71 +188,11 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config is of the type {type(config).__name__}: pass that of a recipe, vit_jax.load_config('digits')"
         )
-    from_name = config.model.name and config.data.mean and config.data.std
-    if config.init_from or not (from_name and config.data.interpolation):
-        from vit_jax.interchange import resolving
-
-        config = resolving.resolve_from_checkpoint(config, workdir)
-    typed = schema.typed(config_class(config), config)
-    typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
-    if typed.data.examine and workdir:
-        typed = dataclasses.replace(typed, data=guards.data_as_begun(typed.data, workdir))
-    if typed.objective.name == "sum" and workdir:
-        objective = guards.sum_as_begun(typed.objective, workdir)
-        typed = dataclasses.replace(typed, objective=objective)
-    augment.check_augmentation(typed.augment, typed.data.channels)
-    crops.check_crops(typed.data)
-    sources.check_path(typed.data)
-    sources.check_features(typed.data)
-    if typed.data.permute != "none":
-        from vit_jax.data.augmentation import permute
-
-        permute.check_patches(typed.data)
-    views.variants(typed)
-    objective, options = objectives.find_objective(typed.objective)
-    model_config = model_config_of(typed, typed.model.num_classes or 1)
-    if typed.data.native_tokens:
-        from vit_jax.data import native_sizes
-
-        typed = native_sizes.for_training(typed, objective.takes_native, model_config)
-    if hasattr(options, "tokenizer"):
-        from vit_jax.data import texts
-
-        typed = texts.for_run(typed, options)
-    teachers = [("objective.teacher", getattr(typed.objective, "teacher", ""))]
-    teachers += [
-        ("objective.teachers", path) for path in getattr(typed.objective, "teachers", None) or ()
-    ]
-    teachers += [("pseudo.teacher", typed.pseudo.teacher)]
-    for field, teacher in teachers:
-        if workdir and teacher and guards.is_of_run(teacher, workdir):
-            raise ConfigError(
-                f"config.{field} = {teacher!r} is the run itself: set another --workdir, or another teacher"
-            )
-    if typed.lora.lora_rank and not typed.init_from:
-        raise ConfigError(
-            f"config.lora.lora_rank is {typed.lora.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
-        )
-    if typed.data.repeats > typed.batch_size:
-        raise ConfigError(
-            f"config.data.repeats = {typed.data.repeats} must be at most config.batch_size = {typed.batch_size}"
-        )
-    if typed.compilation_cache != "auto":
-        places.absolute(typed.compilation_cache, "config.compilation_cache")
-    if typed.batch_size % typed.accumulate:
-        raise ConfigError(
-            f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
-        )
-    curve = typed.reference.curve
-    if curve:
-        from vit_jax.training.upkeep import curves
-
-        curve = curves.absolute_name(curve)
-    return dataclasses.replace(
-        typed,
-        data=sources.with_absolute_paths(typed.data),
-        reference=dataclasses.replace(typed.reference, curve=curve),
-    )
+    config = sections.fill_from_checkpoint(config, workdir)
+    resolved = schema.typed(config_class(config), config)
+    for resolve_section in sections.RESOLVERS:
+        resolved = resolve_section(resolved, workdir)
+    return resolved
 
 
 def outline(
@@ -269,7 +206,7 @@ def outline(
     """The outline of a run.
 
     Args:
-      config: from `resolve`.
+      config: from `assembly.resolve`.
       num_classes: classes of the data; 0 where it has no labels.
       examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be
         in epochs.
@@ -320,7 +257,7 @@ def assemble(config: Config, **data: Any) -> Assembly:
     """Puts a run together.
 
     Args:
-      config: from `resolve`.
+      config: from `assembly.resolve`.
       **data: numbers about the data, see `outline`.
 
     Raises:

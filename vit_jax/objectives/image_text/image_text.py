@@ -19,6 +19,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.data import texts
 from vit_jax.models import layer_features, layout, registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import Linear
@@ -182,6 +183,10 @@ class ImageText(OutputTerm):
             outputs=options.embed or self.width,
             blocks=blocks_of(model, options.text, options.text_activation, **sizes),
         )
+
+    @classmethod
+    def resolve(cls, config: Any, options: Any) -> Any:
+        return texts.for_run(config, options)
 
     def make_modules(self, rngs: nnx.Rngs) -> ImageTextModules:
         return ImageTextModules(self.text_config(), self.width, self.blocks, self.options, rngs)

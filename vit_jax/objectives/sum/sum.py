@@ -23,6 +23,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.base.settings import named_entries
+from vit_jax.data import texts
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import (
@@ -245,6 +246,10 @@ class Sum(Objective):
             raise ConfigError(
                 f"{_OPTION}: all weights ({names}) are 0, and nothing would be trained: set one above 0"
             )
+
+    @classmethod
+    def resolve(cls, config: Any, options: Any) -> Any:
+        return texts.for_run(config, options)
 
     def make_modules(self, rngs: nnx.Rngs) -> SumModules:
         made = {term.name: term.objective.make_modules(rngs) for term in self.terms}
