@@ -186,13 +186,15 @@ def objects(address: str) -> Iterator[tuple[str, str]]:
     """
     scheme, bucket, prefix = parts(address)
     if scheme == "gs":
-        fields, token = "nextPageToken,items(name,size,crc32c,generation)", {}
+        fields = "nextPageToken,items(name,size,crc32c,generation)"
+        token = {}
         while token is not None:
             page = client(scheme).call(
                 "GET", "b/{}/o", bucket, prefix=prefix, fields=fields, json_out=True, **token
             )
             for item in page.get("items", ()):
-                yield item["name"], f"{item['size']}-{item.get('crc32c') or item['generation']}"
+                checksum = item.get("crc32c") or item["generation"]
+                yield item["name"], f"{item['size']}-{checksum}"
             token = {"pageToken": page["nextPageToken"]} if page.get("nextPageToken") else None
         return
     token = {}
@@ -239,13 +241,16 @@ def as_user_error(error: BaseException) -> UserError | None:
     """The user's error for one that a client of buckets raised; `None` for any other."""
     if not is_absence(error):
         return None
-    raised, where = error.__cause__ or error, set()
+    raised = error.__cause__ or error
+    libraries = set()
     trace = raised.__traceback__
     while trace:
-        where.add(trace.tb_frame.f_globals.get("__name__", "").partition(".")[0])
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        libraries.add(module.partition(".")[0])
         trace = trace.tb_next
-    place = "s3://…" if "s3fs" in where else "gs://…"
-    return failure(place, error) if where & _CLIENTS else None
+    if not libraries & _CLIENTS:
+        return None
+    return failure("s3://…" if "s3fs" in libraries else "gs://…", error)
 
 
 def kind_of(reply: str) -> type[UserError]:
@@ -303,4 +308,5 @@ def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserEr
 def _server(scheme: str) -> str:
     variable = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}[scheme]
     usual = {"gs": "Cloud Storage", "s3": "S3"}[scheme]
-    return f"{os.environ[variable]} ({variable})" if os.environ.get(variable) else usual
+    address = os.environ.get(variable)
+    return f"{address} ({variable})" if address else usual

@@ -28,9 +28,11 @@ class CheckpointError(UserError):
 
 def lines(problems: list[str]) -> str:
     """Problems, each on a line of its own, the first hundred of them: a file can have any number."""
+    shown = problems[:_MOST_LINES]
     rest = len(problems) - _MOST_LINES
-    shown = problems[:_MOST_LINES] + [f"and {rest} more"] * (rest > 0)
-    return "".join(f"\n  {problem}" for problem in shown)
+    if rest > 0:
+        shown = [*shown, f"and {rest} more"]
+    return "".join(f"\n  {line}" for line in shown)
 
 
 def reason(error: BaseException) -> str:

@@ -26,7 +26,9 @@ class LazyTable(MutableMapping, Generic[T]):
           places: 'MODULE:ATTRIBUTE', or the 'MODULE' itself, by name.
           then: what makes the entry of what is imported.
         """
-        self._places, self._entries, self._then = dict(places), dict.fromkeys(places), then
+        self._places = dict(places)
+        self._entries = dict.fromkeys(places)
+        self._then = then
 
     def __getitem__(self, name: str) -> T:
         if name in self._places:

@@ -49,7 +49,8 @@ def as_user_error(error: BaseException) -> MachineError | None:
     """The sentence for a shortage, or for a disk or mount that fails; `None` for any other error."""
     if not isinstance(error, OSError) or error.errno not in (*_SHORTAGES, errno.EIO):
         return None
-    what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+    has_name = isinstance(error.filename, str | bytes)
+    what = os.fsdecode(error.filename) if has_name else "a file"
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     why = {
         errno.EMFILE: f"this process has all the {most} files open that it may (ulimit -n; LimitNOFILE of "

@@ -122,17 +122,23 @@ def with_elapsed_time(
       after: seconds until the first line; nothing is logged of what ends before.
       every: seconds between further lines.
     """
-    start, ended, hidden = time.monotonic(), threading.Event(), contextlib.ExitStack()
+    start = time.monotonic()
+    ended = threading.Event()
+    hidden = contextlib.ExitStack()
 
     def report(line: "NoStatus | StatusLine") -> None:
-        due, more, hiding = after, about and f": {about}", False
-        while not ended.wait(min(due - (time.monotonic() - start), 1.0 if line.shown else every)):
+        due = after
+        more = about and f": {about}"
+        hiding = False
+        period = 1.0 if line.shown else every
+        while not ended.wait(min(due - (time.monotonic() - start), period)):
             seconds = time.monotonic() - start
             line.show(f"{what} … {seconds:.0f} s")
             if seconds >= due:
                 if more or not line.shown:
                     logging.info("%s … %.0f s%s", what, seconds, more)
-                due, more = seconds + every, ""
+                due = seconds + every
+                more = ""
             if seconds >= _ALARMS and not hiding and _ours():
                 from vit_jax.base import native_log
 
@@ -169,11 +175,12 @@ class _Printable(python_logging.Formatter):
 def _configured() -> bool:
     if _ours():
         return True
-    root, verbosity = python_logging.root, flags.FLAGS["verbosity"]
+    root = python_logging.root
     # Importing some libraries gives the root logger a handler for standard error.
-    elsewhere = [h for h in root.handlers if getattr(h, "stream", None) is not sys.stderr]
-    levels = root.level != python_logging.WARNING or verbosity.value != verbosity.default
-    return bool(elsewhere) or levels
+    if any(getattr(handler, "stream", None) is not sys.stderr for handler in root.handlers):
+        return True
+    verbosity = flags.FLAGS["verbosity"]
+    return root.level != python_logging.WARNING or verbosity.value != verbosity.default
 
 
 def _ours() -> bool:

@@ -203,4 +203,7 @@ def remove_left_overs(folder: epath.PathLike, names: str = ".*") -> None:
         match = re.fullmatch(rf"\.{names}\.partial-(\d+)", name, re.DOTALL)
         if match and not os.path.exists(f"/proc/{match[1]}"):
             left = os.path.join(folder, name)
-            shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+            if os.path.isdir(left):
+                shutil.rmtree(left)
+            else:
+                os.unlink(left)

@@ -106,17 +106,24 @@ def select(
       ConfigError: a pattern is no regular expression, or selects nothing.
     """
     of_layers = [p for p in patterns if isinstance(p, str) and _of_layers(p)]
-    check_patterns([p for p in patterns if p not in of_layers], list(shapes), where)
-    stacked = {name: shape[0] for name, shape in shapes.items() if is_stacked(name) and shape}
+    of_all_layers = [p for p in patterns if p not in of_layers]
+    check_patterns(of_all_layers, list(shapes), where)
+    stacked = [name for name, shape in shapes.items() if is_stacked(name) and shape]
+    depths = {name: shapes[name][0] for name in stacked}
     for pattern in of_layers:
-        check_patterns([_SLICE.sub(STACK, pattern)], list(stacked), where)
-        if all(matching_layers([pattern], *item) is None for item in stacked.items()):
-            depths = ", ".join(map(str, sorted(set(stacked.values()))))
-            raise ConfigError(f"{where}: the pattern {pattern!r} selects no layer of {depths}")
+        check_patterns([_SLICE.sub(STACK, pattern)], stacked, where)
+        if all(matching_layers([pattern], *item) is None for item in depths.items()):
+            different = ", ".join(map(str, sorted(set(depths.values()))))
+            raise ConfigError(f"{where}: the pattern {pattern!r} selects no layer of {different}")
     whole = set(matching(patterns, shapes))
-    parts = {name: matching_layers(of_layers, name, count) for name, count in stacked.items()}
-    whole |= {name for name, mask in parts.items() if mask is not None and mask.all()}
-    return whole, {n: mask for n, mask in parts.items() if mask is not None and n not in whole}
+    masks = {}
+    for name, depth in depths.items():
+        mask = matching_layers(of_layers, name, depth)
+        if mask is not None and mask.all():
+            whole.add(name)
+        elif mask is not None and name not in whole:
+            masks[name] = mask
+    return whole, masks
 
 
 def selected(patterns: Sequence[str], name: str, shape: Sequence[int]) -> bool | np.ndarray:
@@ -194,9 +201,11 @@ def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
 
     def likeness(name: str) -> float:
         path = name.split("/")
-        ends = ["/".join(path[i:]) for i in range(len(path))]
-        beginnings = ["/".join(path[:i]) for i in range(1, len(path))]
-        return max(difflib.SequenceMatcher(None, words, x).ratio() for x in ends + beginnings)
+        texts = [name]
+        for i in range(1, len(path)):
+            texts.append("/".join(path[:i]))
+            texts.append("/".join(path[i:]))
+        return max(difflib.SequenceMatcher(None, words, text).ratio() for text in texts)
 
     return sorted(names, key=likeness, reverse=True)[:count]
 
@@ -205,5 +214,7 @@ def union(first: dict, other: dict) -> dict:
     """Two nested dicts with different leaves as one."""
     joined = dict(first)
     for name, tree in other.items():
-        joined[name] = union(joined[name], tree) if name in joined else tree
+        if name in joined:
+            tree = union(joined[name], tree)
+        joined[name] = tree
     return joined

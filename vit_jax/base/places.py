@@ -200,10 +200,14 @@ def nearest_existing(path: epath.PathLike) -> str:
         names = [place.name for place in folder.iterdir()] if folder.is_dir() else []
         name = epath.Path(path).name
     else:
-        folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
+        absolute = os.path.abspath(os.path.expanduser(path))
+        folder, name = os.path.split(absolute)
         names = os.listdir(folder) if os.path.isdir(folder) else []
     close = [] if name in names else difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
+    if not close:
+        return ""
+    nearest = os.path.join(os.path.dirname(path), close[0])
+    return f"; did you mean {nearest!r}?"
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:
