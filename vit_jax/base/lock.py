@@ -169,8 +169,8 @@ class Lock:
                 return
 
     def _write(self) -> str:
-        """Writes the entry of this process in place of the generation that was seen last. Returns who has the
-        lock, if that is not this process.
+        """Replaces the generation that was seen last by the entry of this process. Returns the holder of the
+        lock; '' if that is this process.
         """
         entry = {
             "holder": self._token,
@@ -298,7 +298,7 @@ def _modified(path: epath.Path) -> float:
 
 
 def _machine() -> str:
-    """What the processes have in common that see each other's numbers."""
+    """An identifier of the process namespace: processes with the same one see each other's numbers."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return (

@@ -2,8 +2,8 @@
 loading and sharding.
 
 The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a
-regular expression that must match a whole name. Rules are (pattern, value) pairs of which the first
-that matches wins. What the values mean is up to the caller.
+regular expression that must match a whole name. Rules are (pattern, value) pairs; the first rule that
+matches wins. The caller decides about the meaning of the values.
 
 Where `select` is used, a pattern may name some of the stacked layers, as Python slices a list:
 `encoder/layers[10:]/.*`, `layers[-1]`, `layers[:2]`.
@@ -66,7 +66,9 @@ def first_match(rules: Iterable[tuple[str, Value]], name: str, default: Value) -
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Those of `names` that at least one pattern matches, in their order; one of some layers matches none whole."""
+    """The names that at least one pattern matches, in their order. A pattern that selects some layers of a stack is
+    skipped: it selects no parameter as a whole.
+    """
     compiled = [_compile(pattern) for pattern in patterns if not _of_layers(pattern)]
     return [name for name in names if any(pattern.fullmatch(name) for pattern in compiled)]
 
@@ -100,7 +102,8 @@ def _layers(match: re.Match) -> slice:
 def select(
     patterns: Sequence[str], shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> tuple[set[str], dict[str, np.ndarray]]:
-    """The parameters that patterns select whole, by name; and of others, which layers of them, (layers,) bool.
+    """The names of the parameters that patterns select as a whole, and masks of the selected layers, (layers,) bool,
+    by the name of a stacked parameter.
 
     Raises:
       ConfigError: a pattern is no regular expression, or selects nothing.
@@ -145,7 +148,7 @@ def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) ->
     Args:
       patterns: regular expressions.
       names: of all parameters.
-      where: what gave the patterns, for the message, e.g. 'config.optim.freeze'.
+      where: the origin of the patterns, for the message, e.g. 'config.optim.freeze'.
     """
     for pattern in patterns:
         try:
@@ -196,7 +199,7 @@ def _compile(pattern: str) -> re.Pattern:
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The names whose beginning, end or whole is most like the words of the pattern."""
+    """The names that are most like the words of the pattern, as a whole, at their beginning or at their end."""
     words = re.sub(r"[^\w/]+", "", pattern).strip("/")
 
     def likeness(name: str) -> float:

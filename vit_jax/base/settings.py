@@ -1,4 +1,4 @@
-"""Settings of config fields as text, as a command line has them: `optim.lr=3e-4`; and fields that list names."""
+"""Settings of config fields as text, as on a command line: `optim.lr=3e-4`; and fields that list names."""
 
 import ast
 import dataclasses
@@ -73,7 +73,7 @@ def _named_option(config: ConfigDict, name: str) -> dataclasses.Field | None:
 
 
 def _known(config: ConfigDict, fields: Iterable[str]) -> list[str]:
-    """Every name there is, those of options of other models and objectives too."""
+    """The names of all fields, including the options of all other models and objectives."""
     known = dict.fromkeys(fields)
     for name, section in config.items():
         if isinstance(section, NamedSection):
@@ -82,7 +82,8 @@ def _known(config: ConfigDict, fields: Iterable[str]) -> list[str]:
 
 
 def without_effect(config: ConfigDict, cls: type, names: Iterable[str]) -> dict[str, str]:
-    """Those of `names` that no code reads while others of their section stand as they do, and how these stand.
+    """The fields among `names` that have no effect with this config: the names of unread fields, each with the values
+    of the fields of its section that are the reason.
 
     Args:
       config: with the fields of `cls`.

@@ -21,7 +21,7 @@ def parse(size: int | str | tuple[int, int], name: str = "image_size") -> Size:
 
     Args:
       size: pixels of a side, "HEIGHTxWIDTH", or (height, width).
-      name: what to call it in errors.
+      name: its name in errors.
 
     Raises:
       ConfigError: it is none of these, or not positive.
