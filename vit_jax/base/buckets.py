@@ -1,5 +1,5 @@
-"""The clients of buckets, gcsfs and s3fs: how they are made, whether a bucket can be reached, and what
-their errors mean. What a path is, and all that is done with one, is in `places`.
+"""The clients of buckets, gcsfs and s3fs: making them, checking whether a bucket can be reached, and explaining
+their errors. Paths, and everything that is done with one, are in `places`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # Where an error comes from that storage, or the way to it, raised: all but `OSError`.
 _LIBRARIES = {"aiohttp", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
-# What TensorStore says where storage does not answer, or refuses; damage has other codes.
+# TensorStore's codes for storage that does not answer, or refuses; damage has different codes.
 _CLIENTS = {"fsspec", "gcsfs", "s3fs"}
 _REFUSED = re.compile(
     r"\b(ABORTED|DEADLINE_EXCEEDED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE)\b"
@@ -45,11 +45,11 @@ class Unreachable(UserError):
 
 @functools.cache
 def client(scheme: str) -> "AbstractFileSystem":
-    """What reads and writes the buckets of a scheme; the one that `epath` uses too."""
+    """The client that reads and writes the buckets of a scheme; `epath` uses the same one."""
     import fsspec
 
-    # Other processes write what this one reads: listings are not remembered. Where gcsfs has no
-    # time-outs, s3fs has: 5 s to connect and 15 s to read.
+    # Listings are not cached, because other processes write the files that this one reads. Unlike gcsfs, s3fs
+    # has time-outs: 5 s to connect and 15 s to read.
     settings = {"use_listings_cache": False}
     if scheme == "gs":
         import aiohttp
@@ -104,8 +104,8 @@ def asking_once() -> Iterator[None]:
 
 
 def check_reachable(address: str, field: str) -> None:
-    """Asks for one name in a bucket, once per bucket: what reads it later, in native code, may wait
-    without an end for a network or credentials.
+    """Asks for one name in a bucket, once per bucket: the native code that reads it later may wait forever for a
+    network or credentials.
 
     Raises:
       ConfigError: there is no such bucket, or no permission or credentials for it; or there is no answer within
@@ -134,7 +134,7 @@ def check_reachable(address: str, field: str) -> None:
         except Exception as error:  # It is raised below, in the thread that asked.
             outcome.append(error)
 
-    # In a thread of its own, because what looks for credentials has time-outs that add up to minutes.
+    # In a separate thread, because the search for credentials has time-outs that add up to minutes.
     thread = threading.Thread(target=ask, name="vit_jax-reach", daemon=True)
     thread.start()
     thread.join(PATIENCE_SECONDS)
@@ -181,18 +181,20 @@ def remove_unchanged(address: str, generation: str) -> None:
 
 
 def objects(address: str) -> Iterator[tuple[str, str]]:
-    """The objects whose names begin as an address does, by one listing: the name, and a text that differs where the
-    content does and is the same wherever that was copied to: bytes and checksum (S3: ETag).
+    """Lists the objects with names that begin with an address, in one listing: each name, with a text that identifies
+    the content and stays the same in copies: bytes and checksum (S3: ETag).
     """
     scheme, bucket, prefix = parts(address)
     if scheme == "gs":
-        fields, token = "nextPageToken,items(name,size,crc32c,generation)", {}
+        fields = "nextPageToken,items(name,size,crc32c,generation)"
+        token = {}
         while token is not None:
             page = client(scheme).call(
                 "GET", "b/{}/o", bucket, prefix=prefix, fields=fields, json_out=True, **token
             )
             for item in page.get("items", ()):
-                yield item["name"], f"{item['size']}-{item.get('crc32c') or item['generation']}"
+                checksum = item.get("crc32c") or item["generation"]
+                yield item["name"], f"{item['size']}-{checksum}"
             token = {"pageToken": page["nextPageToken"]} if page.get("nextPageToken") else None
         return
     token = {}
@@ -205,7 +207,7 @@ def objects(address: str) -> Iterator[tuple[str, str]]:
 
 
 def parts(address: str) -> tuple[str, str, str]:
-    """The scheme of an address in a bucket, the bucket's name and what follows."""
+    """The scheme of an address in a bucket, the bucket's name and the key of the object."""
     scheme, _, rest = address.partition("://")
     bucket, _, key = rest.partition("/")
     return scheme, bucket, key
@@ -230,7 +232,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What an error of storage says, in a line."""
+    """The message of an error of storage, in a line."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text.strip().splitlines()[0]
 
@@ -239,13 +241,16 @@ def as_user_error(error: BaseException) -> UserError | None:
     """The user's error for one that a client of buckets raised; `None` for any other."""
     if not is_absence(error):
         return None
-    raised, where = error.__cause__ or error, set()
+    raised = error.__cause__ or error
+    libraries = set()
     trace = raised.__traceback__
     while trace:
-        where.add(trace.tb_frame.f_globals.get("__name__", "").partition(".")[0])
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        libraries.add(module.partition(".")[0])
         trace = trace.tb_next
-    place = "s3://…" if "s3fs" in where else "gs://…"
-    return failure(place, error) if where & _CLIENTS else None
+    if not libraries & _CLIENTS:
+        return None
+    return failure("s3://…" if "s3fs" in libraries else "gs://…", error)
 
 
 def kind_of(reply: str) -> type[UserError]:
@@ -279,7 +284,7 @@ def _no_network(problem: str) -> UserError:
 
 
 def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserError:
-    """What went wrong when a bucket was asked, and what to do."""
+    """The user's error for a request to a bucket that failed, with advice."""
     google = scheme == "gs"
     if isinstance(error, FileNotFoundError):
         make = "gcloud storage buckets create" if google else "aws s3 mb"
@@ -303,4 +308,5 @@ def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserEr
 def _server(scheme: str) -> str:
     variable = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}[scheme]
     usual = {"gs": "Cloud Storage", "s3": "S3"}[scheme]
-    return f"{os.environ[variable]} ({variable})" if os.environ.get(variable) else usual
+    address = os.environ.get(variable)
+    return f"{address} ({variable})" if address else usual

@@ -40,11 +40,11 @@ def steps(
     300
 
     Args:
-      duration: a number and a unit: steps (or none), epochs, examples, % (of the whole run); or two, the
-        longer of which is taken: '10 epochs, at least 300 steps'.
+      duration: a number and a unit: steps (or none), epochs, examples, % (of the whole run); or two durations, and
+        the longer one is taken: '10 epochs, at least 300 steps'.
       batch_size: examples in a step, on average, over all devices and hosts.
       examples_per_epoch: size of the training set, `None` if unknown.
-      total_steps: length of the run, `None` while that is what is being computed.
+      total_steps: length of the run, `None` while it is being computed.
       name: of the field that has the duration, for messages.
 
     Raises:

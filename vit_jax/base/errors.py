@@ -1,5 +1,5 @@
-"""Errors that a user can cause. Their message is a sentence for the user: what, where, what to do;
-no stack trace helps.
+"""Errors that a user can cause. Their message is a sentence for the user: the problem, the field or file, and the
+remedy. A stack trace would not help.
 """
 
 _MOST_REASON = 200  # characters
@@ -27,13 +27,15 @@ class CheckpointError(UserError):
 
 
 def lines(problems: list[str]) -> str:
-    """Problems, each on a line of its own, the first hundred of them: a file can have any number."""
+    """Problems, one per line; only the first hundred, because a file can have any number."""
+    shown = problems[:_MOST_LINES]
     rest = len(problems) - _MOST_LINES
-    shown = problems[:_MOST_LINES] + [f"and {rest} more"] * (rest > 0)
-    return "".join(f"\n  {problem}" for problem in shown)
+    if rest > 0:
+        shown = [*shown, f"and {rest} more"]
+    return "".join(f"\n  {line}" for line in shown)
 
 
 def reason(error: BaseException) -> str:
-    """What a library's error says, on a line and no longer than a sentence: it may quote whole files."""
+    """The message of a library's error, shortened to one line: it may quote whole files."""
     text = " ".join(str(error)[:_MOST_REASON].split())
     return text or type(error).__name__

@@ -1,4 +1,4 @@
-"""Tables of names whose entries are imported when they are asked for: families, objectives, evaluators."""
+"""Tables of families, objectives and evaluators by name; an entry is imported when it is first asked for."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class LazyTable(MutableMapping, Generic[T]):
-    """What has a name, by name: in the order in which it was added, as in a dict.
+    """Entries by name, in the order of their addition, like a dict.
 
     >>> table = LazyTable({"sqrt": "math:sqrt", "json": "json"})
     >>> table["sqrt"](4.0)
@@ -24,9 +24,11 @@ class LazyTable(MutableMapping, Generic[T]):
 
         Args:
           places: 'MODULE:ATTRIBUTE', or the 'MODULE' itself, by name.
-          then: what makes the entry of what is imported.
+          then: a function from the imported object to the entry.
         """
-        self._places, self._entries, self._then = dict(places), dict.fromkeys(places), then
+        self._places = dict(places)
+        self._entries = dict.fromkeys(places)
+        self._then = then
 
     def __getitem__(self, name: str) -> T:
         if name in self._places:
@@ -53,7 +55,7 @@ class LazyTable(MutableMapping, Generic[T]):
         return name in self._entries
 
     def imported(self) -> Iterator[T]:
-        """The entries whose modules are imported already, by whomever."""
+        """The entries of all modules that are already imported, by any code."""
         for name in list(self._entries):
             if name not in self._places or self._places[name].partition(":")[0] in sys.modules:
                 yield self[name]

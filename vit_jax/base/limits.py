@@ -1,6 +1,7 @@
-"""What the machine gives a process, above all open files, and the errors that say that it gave too little.
+"""The machine's limits for a process, above all for open files, and the errors of a process that reaches them.
 
-They say nothing about the content of a file: what cannot be opened for want of a descriptor is not damaged.
+These errors say nothing about the content of a file: a file that cannot be opened for want of a descriptor is not
+damaged.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ class MachineError(UserError):
 
 @functools.cache
 def given_open_files() -> int:
-    """How many files this process was allowed to have open when it started: what it plans with."""
+    """The number of files that this process may have open, as it was at its start: it plans with this number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
@@ -41,7 +42,7 @@ def raise_open_files() -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that there are no descriptors, or is no memory, for what was asked."""
+    """Whether an error says that a request failed for want of descriptors or memory."""
     return isinstance(error, OSError) and error.errno in _SHORTAGES
 
 
@@ -49,7 +50,8 @@ def as_user_error(error: BaseException) -> MachineError | None:
     """The sentence for a shortage, or for a disk or mount that fails; `None` for any other error."""
     if not isinstance(error, OSError) or error.errno not in (*_SHORTAGES, errno.EIO):
         return None
-    what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+    has_name = isinstance(error.filename, str | bytes)
+    what = os.fsdecode(error.filename) if has_name else "a file"
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     why = {
         errno.EMFILE: f"this process has all the {most} files open that it may (ulimit -n; LimitNOFILE of "

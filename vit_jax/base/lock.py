@@ -26,7 +26,8 @@ from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError, UserError
 
 NAME = ".lock"
-_RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
+_RENEW_SECONDS = 10.0
+_STALE_SECONDS = 40.0
 _NOBODY = "nobody"
 
 
@@ -66,16 +67,19 @@ class Lock:
           on_lost: called with a sentence, in a thread, when the lock could not be renewed in time and another
             process took it over.
         """
-        self._path, self._patience, self._busy = folder / name, patience, busy
+        self._path = folder / name
+        self._patience = patience
+        self._busy = busy
         self._on_lost = on_lost
         self._in_bucket = places.in_bucket(folder)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._unique = uuid.uuid4().hex
         self._ended = threading.Event()
-        # In a bucket: the entry of another holder, and whether it was renewed since it was seen; the
-        # generation that was seen last.
-        self._watched, self._renewed = None, False
-        self._generation, self._lost = "", False
+        # In a bucket:
+        self._watched: dict | None = None  # the entry of another holder
+        self._renewed = False  # whether that entry was renewed since it was seen
+        self._generation = ""  # the generation that was seen last
+        self._lost = False  # whether another process took the lock over
 
     def __enter__(self) -> "Lock":
         deadline = time.monotonic() + self._patience
@@ -165,8 +169,8 @@ class Lock:
                 return
 
     def _write(self) -> str:
-        """Writes the entry of this process in place of the generation that was seen last. Returns who has the
-        lock, if that is not this process.
+        """Replaces the generation that was seen last by the entry of this process. Returns the holder of the
+        lock; '' if that is this process.
         """
         entry = {
             "holder": self._token,
@@ -175,8 +179,9 @@ class Lock:
             "machine": _machine(),
             "process": os.getpid(),
         }
+        content = json.dumps(entry)
         try:
-            self._generation = places.replace(self._path, json.dumps(entry), self._generation)
+            self._generation = places.replace(self._path, content, self._generation)
             return ""
         except (FileExistsError, FileNotFoundError):  # It is of another generation by now, or gone.
             held, self._generation = _look(self._path)
@@ -293,7 +298,7 @@ def _modified(path: epath.Path) -> float:
 
 
 def _machine() -> str:
-    """What the processes have in common that see each other's numbers."""
+    """An identifier of the process namespace: processes with the same one see each other's numbers."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return (

@@ -1,4 +1,4 @@
-"""What a run prints on standard error: readable lines, and only the warnings of libraries."""
+"""The log of a run on standard error: readable lines of our own, and from libraries only warnings."""
 
 import contextlib
 import logging as python_logging
@@ -15,8 +15,9 @@ from absl import flags, logging
 if TYPE_CHECKING:
     from vit_jax.base.terminal import Screen, StatusLine
 
-# What moves the cursor, colours, hides or reorders text: controls but tabs and line ends, the marks that change the
-# direction of writing, and halves of pairs, which cannot be encoded (file names that are no UTF-8).
+# Characters that move the cursor, or colour, hide or reorder text: controls except tabs and line ends, and the marks
+# that change the direction of writing. Lone surrogates, which cannot be encoded, come from file names that are not
+# UTF-8.
 _CONTROL = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -79,8 +80,7 @@ class NoStatus:
 
 
 def status(shown: bool = True) -> "NoStatus | StatusLine":
-    """For `with`: a line below the log that is drawn again in place, if standard error is a terminal that someone
-    looks at.
+    """For `with`: a status line below the log that is redrawn, if standard error is a terminal that someone looks at.
 
     Args:
       shown: whether there may be one.
@@ -97,7 +97,7 @@ def status(shown: bool = True) -> "NoStatus | StatusLine":
 
 
 def erase_status() -> str:
-    """What comes before a text that is written past `sys.stderr`: no status is left beside it. Takes no lock."""
+    """A prefix for text that is written past `sys.stderr`: it erases the status line. Takes no lock."""
     return "\r\x1b[K" if _screen and _screen.drawn else ""
 
 
@@ -113,26 +113,32 @@ def end_status() -> str:
 def with_elapsed_time(
     what: str, *, about: str = "", after: float = 5.0, every: float = 30.0
 ) -> Iterator[None]:
-    """Reports that `what` is under way if it takes long, with the elapsed time, and logs what it took: in a terminal
-    on the status line, elsewhere in the log.
+    """Reports the elapsed time of work that takes long, and logs its duration at the end: in a terminal on the status
+    line, elsewhere in the log.
 
     Args:
-      what: 'compiling the training step'.
-      about: what the user should know of it, logged once.
-      after: seconds until the first line; nothing is logged of what ends before.
+      what: the name of the work, such as 'compiling the training step'.
+      about: a hint for the user, logged once.
+      after: seconds until the first line; shorter work is not logged.
       every: seconds between further lines.
     """
-    start, ended, hidden = time.monotonic(), threading.Event(), contextlib.ExitStack()
+    start = time.monotonic()
+    ended = threading.Event()
+    hidden = contextlib.ExitStack()
 
     def report(line: "NoStatus | StatusLine") -> None:
-        due, more, hiding = after, about and f": {about}", False
-        while not ended.wait(min(due - (time.monotonic() - start), 1.0 if line.shown else every)):
+        due = after
+        more = about and f": {about}"
+        hiding = False
+        period = 1.0 if line.shown else every
+        while not ended.wait(min(due - (time.monotonic() - start), period)):
             seconds = time.monotonic() - start
             line.show(f"{what} … {seconds:.0f} s")
             if seconds >= due:
                 if more or not line.shown:
                     logging.info("%s … %.0f s%s", what, seconds, more)
-                due, more = seconds + every, ""
+                due = seconds + every
+                more = ""
             if seconds >= _ALARMS and not hiding and _ours():
                 from vit_jax.base import native_log
 
@@ -169,11 +175,12 @@ class _Printable(python_logging.Formatter):
 def _configured() -> bool:
     if _ours():
         return True
-    root, verbosity = python_logging.root, flags.FLAGS["verbosity"]
+    root = python_logging.root
     # Importing some libraries gives the root logger a handler for standard error.
-    elsewhere = [h for h in root.handlers if getattr(h, "stream", None) is not sys.stderr]
-    levels = root.level != python_logging.WARNING or verbosity.value != verbosity.default
-    return bool(elsewhere) or levels
+    if any(getattr(handler, "stream", None) is not sys.stderr for handler in root.handlers):
+        return True
+    verbosity = flags.FLAGS["verbosity"]
+    return root.level != python_logging.WARNING or verbosity.value != verbosity.default
 
 
 def _ours() -> bool:
@@ -186,9 +193,8 @@ def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
 
 
 def _unraisable(unraisable) -> None:
-    """Drops what is reported elsewhere. When a save fails, say on a full disk, each write still
-    under way would print a traceback because Orbax's event loop is closed; and Ctrl-C is reported
-    where it is handled.
+    """Drops errors that are reported elsewhere. When a save fails, say on a full disk, each write still under way
+    would print a traceback because Orbax's event loop is closed. Ctrl-C is reported by the code that handles it.
     """
     error = unraisable.exc_value
     if not isinstance(error, KeyboardInterrupt) and str(error) != "Event loop is closed":

@@ -1,6 +1,6 @@
-"""Where commands write: the folders and files that flags name, checked before anything is computed. Files and folders
-appear under their names when they are whole; what a process that was killed left of one is removed when the same name
-is written again.
+"""The output of commands: the folders and files that flags name are checked before anything is computed. Files and
+folders appear under their names when they are complete. The remains of one, left by a process that was killed, are
+removed when the same name is written again.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def _check_writable(folder: epath.PathLike, named: str) -> None:
 
 
 def check_no_file(folder: epath.Path, flag: str) -> None:
-    """Raises `ConfigError` if a place for a folder, or one above it, is a file or an object."""
+    """Raises `ConfigError` if the path of a folder, or of one above it, is that of a file or an object."""
     for place in (folder, *folder.parents):
         if places.in_bucket(place) and not buckets.parts(str(place))[2]:
             return
@@ -94,10 +94,10 @@ def check_no_file(folder: epath.Path, flag: str) -> None:
 
 
 def file_to_write(path: epath.PathLike, flag: str) -> epath.Path:
-    """The file that a flag names, of which the folder is there.
+    """The path of a file that a flag names, in a folder that exists.
 
     Raises:
-      ConfigError: the folder is not there, or cannot be written to; or the path is that of a folder or a device.
+      ConfigError: the folder does not exist or cannot be written to, or the path belongs to a folder or a device.
     """
     file = places.locate(path, flag)
     if places.in_bucket(file):
@@ -112,10 +112,10 @@ def file_to_write(path: epath.PathLike, flag: str) -> epath.Path:
 
 
 def check_replaceable(path: epath.Path, named: str) -> None:
-    """Checks a local place where a file or folder is to appear, in folders that need not be there yet.
+    """Checks the local path of a file or folder that will be made; the folders above it need not exist yet.
 
     Args:
-      named: what to call it in messages.
+      named: its name in messages.
 
     Raises:
       ConfigError: a device or a pipe is there, which would be replaced, or nothing can be written there.
@@ -178,7 +178,7 @@ def written_whole(path: epath.PathLike, *, swept: bool = False) -> Iterator[epat
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends the process as an exception does, so that what is half written is removed."""
+    """Inside, SIGTERM ends the process as an exception does, so that incomplete files are removed."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -203,4 +203,7 @@ def remove_left_overs(folder: epath.PathLike, names: str = ".*") -> None:
         match = re.fullmatch(rf"\.{names}\.partial-(\d+)", name, re.DOTALL)
         if match and not os.path.exists(f"/proc/{match[1]}"):
             left = os.path.join(folder, name)
-            shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+            if os.path.isdir(left):
+                shutil.rmtree(left)
+            else:
+                os.unlink(left)

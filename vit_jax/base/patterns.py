@@ -2,8 +2,8 @@
 loading and sharding.
 
 The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a
-regular expression that must match a whole name. Rules are (pattern, value) pairs of which the first
-that matches wins. What the values mean is up to the caller.
+regular expression that must match a whole name. Rules are (pattern, value) pairs; the first rule that
+matches wins. The caller decides about the meaning of the values.
 
 Where `select` is used, a pattern may name some of the stacked layers, as Python slices a list:
 `encoder/layers[10:]/.*`, `layers[-1]`, `layers[:2]`.
@@ -66,7 +66,9 @@ def first_match(rules: Iterable[tuple[str, Value]], name: str, default: Value) -
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Those of `names` that at least one pattern matches, in their order; one of some layers matches none whole."""
+    """The names that at least one pattern matches, in their order. A pattern that selects some layers of a stack is
+    skipped: it selects no parameter as a whole.
+    """
     compiled = [_compile(pattern) for pattern in patterns if not _of_layers(pattern)]
     return [name for name in names if any(pattern.fullmatch(name) for pattern in compiled)]
 
@@ -100,23 +102,31 @@ def _layers(match: re.Match) -> slice:
 def select(
     patterns: Sequence[str], shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> tuple[set[str], dict[str, np.ndarray]]:
-    """The parameters that patterns select whole, by name; and of others, which layers of them, (layers,) bool.
+    """The names of the parameters that patterns select as a whole, and masks of the selected layers, (layers,) bool,
+    by the name of a stacked parameter.
 
     Raises:
       ConfigError: a pattern is no regular expression, or selects nothing.
     """
     of_layers = [p for p in patterns if isinstance(p, str) and _of_layers(p)]
-    check_patterns([p for p in patterns if p not in of_layers], list(shapes), where)
-    stacked = {name: shape[0] for name, shape in shapes.items() if is_stacked(name) and shape}
+    of_all_layers = [p for p in patterns if p not in of_layers]
+    check_patterns(of_all_layers, list(shapes), where)
+    stacked = [name for name, shape in shapes.items() if is_stacked(name) and shape]
+    depths = {name: shapes[name][0] for name in stacked}
     for pattern in of_layers:
-        check_patterns([_SLICE.sub(STACK, pattern)], list(stacked), where)
-        if all(matching_layers([pattern], *item) is None for item in stacked.items()):
-            depths = ", ".join(map(str, sorted(set(stacked.values()))))
-            raise ConfigError(f"{where}: the pattern {pattern!r} selects no layer of {depths}")
+        check_patterns([_SLICE.sub(STACK, pattern)], stacked, where)
+        if all(matching_layers([pattern], *item) is None for item in depths.items()):
+            different = ", ".join(map(str, sorted(set(depths.values()))))
+            raise ConfigError(f"{where}: the pattern {pattern!r} selects no layer of {different}")
     whole = set(matching(patterns, shapes))
-    parts = {name: matching_layers(of_layers, name, count) for name, count in stacked.items()}
-    whole |= {name for name, mask in parts.items() if mask is not None and mask.all()}
-    return whole, {n: mask for n, mask in parts.items() if mask is not None and n not in whole}
+    masks = {}
+    for name, depth in depths.items():
+        mask = matching_layers(of_layers, name, depth)
+        if mask is not None and mask.all():
+            whole.add(name)
+        elif mask is not None and name not in whole:
+            masks[name] = mask
+    return whole, masks
 
 
 def selected(patterns: Sequence[str], name: str, shape: Sequence[int]) -> bool | np.ndarray:
@@ -138,7 +148,7 @@ def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) ->
     Args:
       patterns: regular expressions.
       names: of all parameters.
-      where: what gave the patterns, for the message, e.g. 'config.optim.freeze'.
+      where: the origin of the patterns, for the message, e.g. 'config.optim.freeze'.
     """
     for pattern in patterns:
         try:
@@ -189,14 +199,16 @@ def _compile(pattern: str) -> re.Pattern:
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The names whose beginning, end or whole is most like the words of the pattern."""
+    """The names that are most like the words of the pattern, as a whole, at their beginning or at their end."""
     words = re.sub(r"[^\w/]+", "", pattern).strip("/")
 
     def likeness(name: str) -> float:
         path = name.split("/")
-        ends = ["/".join(path[i:]) for i in range(len(path))]
-        beginnings = ["/".join(path[:i]) for i in range(1, len(path))]
-        return max(difflib.SequenceMatcher(None, words, x).ratio() for x in ends + beginnings)
+        texts = [name]
+        for i in range(1, len(path)):
+            texts.append("/".join(path[:i]))
+            texts.append("/".join(path[i:]))
+        return max(difflib.SequenceMatcher(None, words, text).ratio() for text in texts)
 
     return sorted(names, key=likeness, reverse=True)[:count]
 
@@ -205,5 +217,7 @@ def union(first: dict, other: dict) -> dict:
     """Two nested dicts with different leaves as one."""
     joined = dict(first)
     for name, tree in other.items():
-        joined[name] = union(joined[name], tree) if name in joined else tree
+        if name in joined:
+            tree = union(joined[name], tree)
+        joined[name] = tree
     return joined

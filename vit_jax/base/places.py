@@ -1,8 +1,8 @@
-"""Where files may be: in a local folder, or in a bucket of Google Cloud Storage (`gs://`) or S3
-(`s3://`). This is the one module that knows what a path is; the clients of buckets are in `buckets`.
+"""Paths of files in a local folder, or in a bucket of Google Cloud Storage (`gs://`) or S3 (`s3://`). No other module
+interprets paths; the clients of buckets are in `buckets`.
 
-Users give paths, `file://` addresses and addresses of buckets. `locate` is the first thing that is done
-with each, and raises `ConfigError` for what cannot be used; the other functions take what it returned.
+Users give paths, `file://` addresses and addresses of buckets. `locate` comes first, and raises `ConfigError` for an
+address that cannot be used; the other functions take the path that it returns.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from vit_jax.base.errors import ConfigError  # noqa: E402
 
 _BUCKETS = ("gs://", "s3://")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Kinds of file systems whose files are not on this machine: what mounts buckets (FUSE), and networks'.
+# Types of file systems with files on other machines: mounted buckets (FUSE) and network file systems.
 _REMOTE = re.compile(r"fuse(?!ctl|blk).*|nfs\d?|cifs|smb3|lustre|gpfs|ceph|beegfs|9p|afs|virtiofs")
 _ONE_SLASH = re.compile(r"(gs|s3|https?):/(?!/)")  # of an address that a path object has shortened
 
@@ -58,7 +58,7 @@ def locate(path: epath.PathLike, field: str = "", *, instead: str = "") -> epath
 
     Args:
       field: the flag or config field that names it, for messages.
-      instead: what to do where only a local path will do; '': a bucket will do too.
+      instead: advice for the message, where only a local path will do; '': a bucket will do too.
 
     Raises:
       ConfigError: it is neither local nor in a bucket, or it is in a bucket which does not exist, for
@@ -155,7 +155,7 @@ def _of_file_address(text: str, field: str) -> str:
 
 
 def _way_from(scheme: str) -> str:
-    """What to do with a file at an address of this scheme."""
+    """Advice for a user who has a file at an address of this scheme."""
     if scheme in ("http", "https", "ftp"):
         return "; download it first, with curl"
     if scheme == "hf":
@@ -192,18 +192,22 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def nearest_existing(path: epath.PathLike) -> str:
-    """'; did you mean …?' with the file or folder beside `path` whose name is most like its own; '' where
-    there is none, and of a path that exists.
+    """'; did you mean …?' with the most similar name of a file or folder in the same folder; '' if no name is similar,
+    and for a path that exists.
     """
     if in_bucket(path):
         folder = epath.Path(path).parent
         names = [place.name for place in folder.iterdir()] if folder.is_dir() else []
         name = epath.Path(path).name
     else:
-        folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
+        absolute = os.path.abspath(os.path.expanduser(path))
+        folder, name = os.path.split(absolute)
         names = os.listdir(folder) if os.path.isdir(folder) else []
     close = [] if name in names else difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
+    if not close:
+        return ""
+    nearest = os.path.join(os.path.dirname(path), close[0])
+    return f"; did you mean {nearest!r}?"
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:
@@ -251,7 +255,7 @@ def remove_unchanged(path: epath.Path, identity: str) -> None:
 
 
 def upload(file: epath.PathLike, path: epath.PathLike) -> None:
-    """Copies a local file to a place, where it appears whole."""
+    """Copies a local file; the copy appears when it is complete."""
     if in_bucket(path):
         with _as_os_errors(path):
             _client(path).put_file(os.fspath(file), os.fspath(path))
@@ -281,7 +285,7 @@ def read_json(path: epath.Path, kind: type = dict):
     latter is logged and never stops a run.
 
     Args:
-      kind: what must be in it, `dict` or `list`.
+      kind: the type that its content must have, `dict` or `list`.
     """
     try:
         value = json.loads(read_bytes(path))
@@ -296,7 +300,7 @@ def read_json(path: epath.Path, kind: type = dict):
     return value
 
 
-# The file that each thread, by name, opened last: what a run that hangs may be waiting for.
+# The file that each thread, by name, opened last: a run that hangs may be waiting for one of them.
 last_opened: dict[str, str] = {}
 
 
@@ -400,7 +404,7 @@ def remove(path: epath.PathLike) -> None:
 
 @contextlib.contextmanager
 def _as_os_errors(path: epath.PathLike) -> Iterator[None]:
-    """Raises what the clients of buckets raise as `OSError`, as for local files."""
+    """Raises the errors of the clients of buckets as `OSError`, as for local files."""
     try:
         yield
     except FileNotFoundError:
@@ -418,7 +422,7 @@ def _client(path: epath.PathLike):
 
 
 def _described(entry: dict, path: str) -> File:
-    """What a client of buckets says of an object."""
+    """The size and identity of an object, from the attributes that a client of buckets gives."""
     if entry["type"] == "directory":
         raise FileNotFoundError(path)
     identity = entry.get("generation") or entry.get("ETag") or entry.get("etag") or ""

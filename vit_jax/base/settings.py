@@ -1,4 +1,4 @@
-"""Settings of config fields as text, as a command line has them: `optim.lr=3e-4`; and fields that list names."""
+"""Settings of config fields as text, as on a command line: `optim.lr=3e-4`; and fields that list names."""
 
 import ast
 import dataclasses
@@ -35,7 +35,9 @@ def change(
     Raises:
       ConfigError: there is no such field, or the text is no value of its type.
     """
-    fields, changes = dict(walk(cls)), {}
+    fields = dict(walk(cls))
+    initial = {}
+    final = {}
     current = [(current_name(name), text) for name, text in settings]
     for name, text in sorted(current, key=lambda pair: not _decides(config, pair[0])):
         if name in REMOVED:
@@ -49,9 +51,11 @@ def change(
         section = config
         for key in path:
             section = section[key]
-        before, section[field] = section[field], value
-        changes[name] = (changes.get(name, (before,))[0], value)
-    return {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+        initial.setdefault(name, section[field])
+        section[field] = value
+        final[name] = value
+    changed = [name for name in final if initial[name] != final[name]]
+    return {name: (initial[name], final[name]) for name in changed}
 
 
 def _named_section(config: ConfigDict, name: str) -> NamedSection | None:
@@ -69,7 +73,7 @@ def _named_option(config: ConfigDict, name: str) -> dataclasses.Field | None:
 
 
 def _known(config: ConfigDict, fields: Iterable[str]) -> list[str]:
-    """Every name there is, those of options of other models and objectives too."""
+    """The names of all fields, including the options of all other models and objectives."""
     known = dict.fromkeys(fields)
     for name, section in config.items():
         if isinstance(section, NamedSection):
@@ -78,13 +82,15 @@ def _known(config: ConfigDict, fields: Iterable[str]) -> list[str]:
 
 
 def without_effect(config: ConfigDict, cls: type, names: Iterable[str]) -> dict[str, str]:
-    """Those of `names` that no code reads while others of their section stand as they do, and how these stand.
+    """The fields among `names` that have no effect with this config: the names of unread fields, each with the values
+    of the fields of its section that are the reason.
 
     Args:
       config: with the fields of `cls`.
       names: dotted; options of models and objectives are checked where these are made.
     """
-    fields, idle = dict(walk(cls)), {}
+    fields = dict(walk(cls))
+    idle = {}
     for name in names:
         *path, _ = name.split(".")
         section = config[path[0]] if path else config
@@ -116,8 +122,8 @@ def with_fields(config: ConfigDict, fields: Mapping[str, object]) -> ConfigDict:
 
 def folder_name(fields: Mapping[str, object]) -> str:
     """The folder of a run with these fields: 'lr=0.1,duration=500_steps'."""
-    text = ",".join(f"{name}={value}" for name, value in fields.items())
-    return re.sub(r"[^\w.,=%+-]+", "_", text)
+    settings = [f"{name}={value}" for name, value in fields.items()]
+    return re.sub(r"[^\w.,=%+-]+", "_", ",".join(settings))
 
 
 def named_entries(field: str, entries: Sequence) -> list[tuple[str, dict]]:

@@ -21,7 +21,7 @@ def parse(size: int | str | tuple[int, int], name: str = "image_size") -> Size:
 
     Args:
       size: pixels of a side, "HEIGHTxWIDTH", or (height, width).
-      name: what to call it in errors.
+      name: its name in errors.
 
     Raises:
       ConfigError: it is none of these, or not positive.
@@ -38,7 +38,8 @@ def parse(size: int | str | tuple[int, int], name: str = "image_size") -> Size:
             f"{name} = {size!r} is no image size: give the pixels of a side, such as 224, or height x "
             "width, such as '224x448'"
         )
-    height, width = sides[0], sides[-1]
+    height = sides[0]
+    width = sides[-1]
     return height if height == width else (height, width)
 
 
@@ -49,4 +50,7 @@ def height_width(size: Size) -> tuple[int, int]:
 
 def size_text(size: Size) -> str:
     """'224' or '224x448'."""
-    return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
+    if isinstance(size, int):
+        return str(size)
+    height, width = size
+    return f"{height}x{width}"

@@ -169,12 +169,14 @@ def describe_program() -> dict[str, Any]:
     for name in VARIABLES:
         fields[name] = os.environ.get(name, "")
     flags = fields["XLA_FLAGS"].split()
-    fields["XLA_FLAGS"] = sorted(flag for flag in flags if not flag.startswith(_XLA_OUTPUT))
+    compared = [flag for flag in flags if not flag.startswith(_XLA_OUTPUT)]
+    fields["XLA_FLAGS"] = sorted(compared)
     for name, value in sorted(jax.config.values.items()):
         if not name.startswith(tuple(VARIABLES_THAT_MAY_DIFFER)):
             fields[name.upper()] = str(value)
     for file in user_files.loaded_files():
-        fields[f"the file {file.name}"] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+        fields[f"the file {file.name}"] = checksum[:16]
     return fields
 
 
@@ -218,7 +220,8 @@ def describe_data(name: str, source: Source) -> dict[str, Any]:
 
 def sampled(count: int) -> list[int]:
     """The examples, among so many, that hosts compare by their contents: evenly spread, with the first and the last."""
-    return np.unique(np.linspace(0, count - 1, _SAMPLED).astype(int)).tolist()
+    evenly_spread = np.linspace(0, count - 1, _SAMPLED).astype(int)
+    return np.unique(evenly_spread).tolist()
 
 
 def digest_of_path(path: pathlib.Path) -> str:

@@ -16,7 +16,7 @@ from vit_jax.optim.options import takes_two_gradients
 from vit_jax.training.accumulation import accumulated
 from vit_jax.training.inputs import prepare_inputs, seed_key
 from vit_jax.training.state import TrainState
-from vit_jax.training.zero import placement
+from vit_jax.training.zero import Placement, placement
 
 Rate = Callable[[jax.Array], jax.Array]  # from a step to the learning rate
 
@@ -27,7 +27,7 @@ def make_gradient(networks: Networks, learning_rate: Rate, config: Config) -> Ca
     Returns:
       `gradient_of(state, batch, seed) -> (gradients, metrics, variables)`: trees like the parameters, sharded as
       their optimizer state is, of float32 scalars, and like `state.variables` after the step. `seed` is from
-      `inputs.seed_key`; by default that of the config.
+      `inputs.seed_key`; by default the config's.
     """
     place = placement(networks, config)
     scale_of = make_batch_scales(config)
@@ -40,11 +40,7 @@ def make_gradient(networks: Networks, learning_rate: Rate, config: Config) -> Ca
         images, targets, model_key = prepare_inputs(on_devices, state, batch, config, seed)
         weight, _ = scale_of(batch)
         loss_of = _make_loss(on_devices, state, weight, freezing, config)
-
-        def of_part(params: dict, *rest: Any):
-            grads, others = jax.grad(loss_of, has_aux=True)(place.stored(params), *rest)
-            return place.updated(grads), others
-
+        of_part = _make_gradient_of_part(loss_of, place)
         gradient_of = sharpened(accumulated(of_part, config.accumulate), state)
         variables = {
             name: state.variables[name] for name in ("model", OWN) if name in state.variables
@@ -91,6 +87,21 @@ def _make_loss(
     return loss_of
 
 
+def _make_gradient_of_part(loss_of: Callable, place: Placement) -> Callable:
+    """The gradient of a loss from `_make_loss`, sharded as optimizer state is.
+
+    Args:
+      place: the shardings of parameters between steps and in the update.
+    """
+    differentiated = jax.grad(loss_of, has_aux=True)
+
+    def gradient_of_part(params: dict, *rest: Any):
+        grads, others = differentiated(place.stored(params), *rest)
+        return place.updated(grads), others
+
+    return gradient_of_part
+
+
 def make_batch_scales(config: Config) -> Callable[[Batch], tuple[float, float]]:
     """A function from a batch to the factors of its loss and of its learning rate. They differ from 1 only where the
     number of images varies from batch to batch.
@@ -110,7 +121,8 @@ def _stop_frozen(params: dict, config: Config) -> dict:
         if isinstance(is_frozen, bool):
             return jax.lax.stop_gradient(param) if is_frozen else param
         # Some layers of a stack.
-        return jnp.where(patterns.along(is_frozen, param), jax.lax.stop_gradient(param), param)
+        of_layers = patterns.along(is_frozen, param)
+        return jnp.where(of_layers, jax.lax.stop_gradient(param), param)
 
     return patterns.map_named(stop, params)
 

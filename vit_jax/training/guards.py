@@ -53,32 +53,47 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     """
     classes = [config_class(described["config"]) for described in (saved, description)]
     may_change = {f"config.{name}" for cls in classes for name in schema.may_change(cls)}
-    compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
-    compare |= dict.fromkeys(PATTERNS, _same_patterns)
-    compare["config.objective.rest"] = _as_begun
-    compare["config.objective.tokenizer_digest"] = lambda old, new: old in (None, "", new)
-    if not description["model"].get("num_classes"):
-        compare["config.init_reset"] = _same_without_head
-    changed, few = [], bool(few_other_images(saved, description))
+    comparisons = _comparisons(description)
+    few = few_other_images(saved, description)
     normal = forms(classes[0]) | forms(classes[1])
+    changed = []
     for key in ("config", "classes", *([] if few else ["training_examples"])):
-        old, new = (schema.flat({key: _part(described, key)}) for described in (saved, description))
+        old = schema.flat({key: _part(saved, key)})
+        new = schema.flat({key: _part(description, key)})
         for name in sorted(old.keys() | new.keys()):
-            before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
+            before = old.get(name)
+            now = new.get(name)
+            same = comparisons.get(name, operator.eq)
             form = normal.get(name.removeprefix("config."))
             alike = same(normal_value(before, form), normal_value(now, form))
             if name not in may_change and not alike:
                 changed.append(f"{name}: {before!r} -> {now!r}")
-    before, now = (described.get("training_data") for described in (saved, description))
-    known = before and now  # an earlier version did not look
-    if known and not few and not fingerprint.same(before, now):
+    if not few and not _same_images(saved, description):
         changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed
 
 
+def _comparisons(description: dict) -> dict[str, Callable]:
+    """How the values of fields are compared that may differ in their spelling, by the name of the field."""
+    comparisons = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
+    comparisons |= dict.fromkeys(PATTERNS, _same_patterns)
+    comparisons["config.objective.rest"] = _as_begun
+    comparisons["config.objective.tokenizer_digest"] = lambda old, new: old in (None, "", new)
+    if not description["model"].get("num_classes"):
+        comparisons["config.init_reset"] = _same_without_head
+    return comparisons
+
+
+def _same_images(saved: dict, description: dict) -> bool:
+    """Whether the training images are the same, as far as that is known: an earlier version did not look."""
+    before = saved.get("training_data")
+    now = description.get("training_data")
+    return not (before and now) or fingerprint.same(before, now)
+
+
 def few_other_images(saved: dict, description: dict) -> str:
-    """What to say where a run continues with slightly other training images than were saved: two, or at most one in
-    twenty, was lost or gained. '' if they are the same, too many differ, or it is not known.
+    """A message for a run that continues with slightly different training images: at most two, or one in twenty, were
+    lost or added since it was saved. '' if the images are the same, too many differ, or it is not known.
     """
     sketches = [described.get("training_sketch", "") for described in (saved, description)]
     before, now = (described["training_examples"] for described in (saved, description))
@@ -88,7 +103,7 @@ def few_other_images(saved: dict, description: dict) -> str:
     ):
         return ""
     lost, gained = fingerprint.changes(sketches[0], before, sketches[1], now)
-    if not lost + gained:  # beyond what sketches see
+    if not lost + gained:  # too few for the sketches to show
         lost = gained = 1
     if lost + gained > max(2, _FEW * before):
         return ""
@@ -114,8 +129,8 @@ def data_as_begun(data: Data, workdir: epath.PathLike) -> Data:
 
 
 def sum_as_begun(objective: Any, workdir: epath.PathLike) -> Any:
-    """The options of a sum, whose late terms rest if they do in the run in `workdir`. In a run of an earlier version
-    they do not, and its saved state has no counts of their own.
+    """The options of a sum. Its late terms rest if they do in the run in `workdir`. In a run of an earlier version
+    they do not, and its saved state has no separate counts for them.
 
     Args:
       objective: `config.objective` of a run.
@@ -127,8 +142,8 @@ def sum_as_begun(objective: Any, workdir: epath.PathLike) -> Any:
 
 
 def _same_place(before: str, now: str) -> bool:
-    """Whether two paths, the second of which is absolute, lead to the same place. An earlier version
-    kept a path as it was typed, whatever the working folder: then the end of it has to agree.
+    """Whether two paths lead to the same file or folder; `now` is absolute. An earlier version kept a path as it was
+    typed, whatever the working folder: then the end of it has to agree.
     """
     if before == now or not before or places.in_bucket(before):
         return before == now
@@ -140,11 +155,11 @@ def _same_place(before: str, now: str) -> bool:
 
 
 def _same_mixture(before: list, now: list) -> bool:
-    """Whether two mixtures are of the same places or names with the same weights."""
-    return len(before) == len(now) and all(
-        old[1] == new[1] and _same_place(old[0], new[0])
-        for old, new in zip(before, now, strict=True)
-    )
+    """Whether two mixtures have the same paths or names with the same weights."""
+    if len(before) != len(now):
+        return False
+    pairs = zip(before, now, strict=True)
+    return all(old[1] == new[1] and _same_place(old[0], new[0]) for old, new in pairs)
 
 
 def _as_begun(before: bool | None, now: bool | None) -> bool:
@@ -153,7 +168,7 @@ def _as_begun(before: bool | None, now: bool | None) -> bool:
 
 
 def _same_patterns(before: list, now: list) -> bool:
-    """Whether patterns select the same, those of an earlier version among them."""
+    """Whether patterns select the same parameters; patterns of an earlier version are understood."""
     return classifier.without_exits(before) == classifier.without_exits(now)
 
 
@@ -163,12 +178,9 @@ def _same_without_head(before: list, now: list) -> bool:
 
 
 def _part(description: dict, key: str):
-    whole = key == "config"
-    return (
-        descriptions.filled_config(description)
-        if whole
-        else json.loads(json.dumps(description[key]))
-    )
+    if key == "config":
+        return descriptions.filled_config(description)
+    return json.loads(json.dumps(description[key]))
 
 
 def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
@@ -187,9 +199,9 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def check_classes(path: str, named: Sequence[str] | None, classes: tuple[str, ...]) -> None:
-    """Raises `ConfigError` if the teacher in a checkpoint means other classes by the same numbers: if some of its
-    names are those of the data, and one is not at its place. Names that have nothing in common may be other words for
-    the same.
+    """Raises `ConfigError` if the teacher in a checkpoint means other classes by the same numbers: if it shares some
+    class names with the data, but not all, or in another order. If it shares none, its names may be other words for
+    the same classes.
     """
     if not named or set(named).isdisjoint(classes) or tuple(named) == tuple(classes):
         return
@@ -204,7 +216,8 @@ def check_classes(path: str, named: Sequence[str] | None, classes: tuple[str, ..
 
 def check_masks(config: Config, objective: type[Objective], masks: ClassTable | bool) -> None:
     """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
-    name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
+    name = config.objective.name
+    data = f"{config.data.name!r} ({config.data.path or 'no path'})"
     if config.data.mask_feature and not objective.needs_masks:
         raise ConfigError(
             f"config.data.mask_feature = {config.data.mask_feature!r}, but the objective {name!r} learns from no "
@@ -230,7 +243,7 @@ def check_masks(config: Config, objective: type[Objective], masks: ClassTable | 
 
 
 def check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
-    """Raises `ConfigError` unless the objective, which needs labels, can learn from those there are."""
+    """Raises `ConfigError` unless the objective, which needs labels, can learn from the labels of the data."""
     data = f"{config.data.name!r} ({config.data.path or 'no path'})"
     objective = f"the objective {config.objective.name!r}"
     if not num_classes:
@@ -275,10 +288,10 @@ def check_teacher(
 
 
 def make_deterministic(config: Config) -> None:
-    """Does for GPUs what `config.deterministic` says; to be called before any device is used.
+    """Makes GPUs deterministic if `config.deterministic` asks for it; to be called before any device is used.
 
     Raises:
-      ConfigError: one was used, or XLA_FLAGS say otherwise.
+      ConfigError: a device was used already, or XLA_FLAGS contradict it.
     """
     if config.deterministic and gpus.wanted(os.environ) and gpus.on_node():
         gpus.make_deterministic(os.environ, too_late=xla_bridge.backends_are_initialized())
@@ -329,8 +342,8 @@ def check_workdir(workdir: epath.PathLike, flag: str = "--workdir") -> None:
 
 
 def make_workdir(workdir: epath.Path, flag: str = "--workdir") -> None:
-    """Makes the folder that a flag names and checks that it can be written to, before any work is done.
-    What may pass, such as a full disk or one that is being mounted, is tried again.
+    """Makes the folder that a flag names and checks that it can be written to, before any work is done. It tries
+    again after a problem that may pass, such as a full disk or one that is being mounted.
 
     Raises:
       ConfigError: it cannot.
@@ -359,8 +372,9 @@ def _try_until_writable(write: Callable[[], None], workdir: epath.Path, flag: st
             if not buckets.is_failure(error):
                 raise
             passing = getattr(error, "errno", None) in _PASSING
-            if places.in_bucket(workdir):  # Its client has tried again what may pass.
-                passing, seconds = not buckets.is_denied(error), None
+            if places.in_bucket(workdir):  # Its client has already tried again.
+                passing = not buckets.is_denied(error)
+                seconds = None
             if passing and seconds:
                 logging.warning("%s=%s: %s; trying again in %g s", flag, workdir, error, seconds)
                 time.sleep(seconds)
@@ -372,5 +386,7 @@ def _try_until_writable(write: Callable[[], None], workdir: epath.Path, flag: st
 
 def is_of_run(path: str, workdir: epath.PathLike) -> bool:
     """Whether a checkpoint is one of the run in `workdir`."""
-    workdir, path = (os.path.realpath(os.path.expanduser(folder)) for folder in (workdir, path))
-    return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
+    workdir = os.path.realpath(os.path.expanduser(workdir))
+    path = os.path.realpath(os.path.expanduser(path))
+    is_best_or_newest = path in (workdir, f"{workdir}/best")
+    return is_best_or_newest or path.startswith(f"{workdir}/checkpoints")

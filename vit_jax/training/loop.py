@@ -16,7 +16,7 @@ from vit_jax.training.upkeep.callbacks import Callback
 from vit_jax.training.upkeep.preemption import Interrupted
 from vit_jax.training.verdicts import EndRun, Restore
 
-# What is worth knowing of the time that it takes.
+# A hint for users on the time that it takes.
 _COMPILING = "once for a model, a batch and a kind of devices; later starts take it from config.compilation_cache"
 
 
@@ -27,11 +27,11 @@ def train(
     unless the surrounding program or notebook has configured logging.
 
     The order matters:
-    1. options of the model that the config leaves open are those of the checkpoint to start from;
+    1. options of the model that the config leaves open are taken from the checkpoint to start from;
        errors in the config or the data are reported before devices are used or files written;
     2. the parts of the run are put together; the state is described, not made;
     3. an earlier run in `workdir` is resumed: its step is all that is needed to continue with the same
-       examples and the same randomness; otherwise the state is made in its shards, from `init_from`
+       examples and the same randomness. The state of a new run is made in its shards, from `init_from`
        if that is given;
     4. steps are dispatched ahead of the devices; the host waits for them only where it logs,
        evaluates or saves.
@@ -49,7 +49,7 @@ def train(
     Raises:
       ConfigError: see 1.
       Interrupted: SIGTERM, SIGINT or SIGHUP came; the state was saved.
-      CheckpointError, NonFiniteError, BadImage: the run cannot continue; what was saved stays.
+      CheckpointError, NonFiniteError, BadImage: the run cannot continue; its checkpoints stay.
     """
     with open_run(config, workdir, callbacks) as progress:
         fit(progress)

@@ -18,8 +18,12 @@ _OF_PARSER: dict[Callable, Callable] = {
 
 def forms(cls: type) -> dict[str, Callable]:
     """The normal forms of the fields of a config that have several spellings, by dotted name."""
-    parsers = {name: field.metadata["parse"] for name, field in schema.walk(cls)}
-    return {name: _OF_PARSER[parser] for name, parser in parsers.items() if parser in _OF_PARSER}
+    by_name = {}
+    for name, field in schema.walk(cls):
+        parser = field.metadata["parse"]
+        if parser in _OF_PARSER:
+            by_name[name] = _OF_PARSER[parser]
+    return by_name
 
 
 def normal_value(value: Any, form: Callable | None) -> Any:
@@ -27,8 +31,8 @@ def normal_value(value: Any, form: Callable | None) -> Any:
 
     Args:
       value: of a field.
-      form: of the field, see `forms`; `None` if it has none. Then durations inside the value, such as those of the
-        options of a term, get their normal form.
+      form: of the field, see `forms`; `None` if it has none. Then durations inside the value, such as in the options
+        of a term, get their normal form.
     """
     if value is None:
         return value

@@ -78,10 +78,11 @@ def check_position(
         old = _value(before, name)
         new = _value(now, name)
         reason = _fields_of_steps(before, now)[name]
+        difference = f"config.{name} = {_text(new)} differs from {_text(old)}"
+        images_now = f"{_images_before(step, now):,}{_different(now)}"
         raise ConfigError(
-            f"config.{name} = {_text(new)} differs from {_text(old)}, with which the run came to step {step:,}, after "
-            f"{seen:,} images: {reason}, and after {step:,} steps of now it would be "
-            f"{_images_before(step, now):,}{_different(now)}, so that images and the schedule would not continue "
+            f"{difference}, with which the run came to step {step:,}, after {seen:,} images: {reason}, and after "
+            f"{step:,} steps of now it would be {images_now}, so that images and the schedule would not continue "
             f"where they were, even with config.checkpoint.on_config_change=allow. Put back "
             f"--config.{name}={_text(old)}, {instead}"
         )
@@ -103,8 +104,11 @@ def _fields_of_steps(before: Mapping, now: Mapping) -> dict[str, str]:
     budgets = [config["data"]["native_budget"] for config in (before, now)]
     if not any(budgets):
         return _OF_STEPS
-    cycles = any(len(_lengths(config["data"])) > 1 for config in (before, now))
-    return {name: reason for name, reason in _OF_BUDGETS.items() if name != "seed" or cycles}
+    fields = dict(_OF_BUDGETS)
+    lengths = [_lengths(config["data"]) for config in (before, now)]
+    if max(map(len, lengths)) <= 1:
+        del fields["seed"]
+    return fields
 
 
 def _value(config: Mapping, name: str) -> Any:

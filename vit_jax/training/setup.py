@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 from etils import epath
@@ -24,6 +25,7 @@ from vit_jax.training.guards import check_batch, make_deterministic, make_workdi
 from vit_jax.training.inputs import seed_key
 from vit_jax.training.run import Run
 from vit_jax.training.starting import Start
+from vit_jax.training.state import TrainState
 from vit_jax.training.step_programs import StepPrograms
 from vit_jax.training.upkeep import announce
 from vit_jax.training.upkeep.callbacks import Callback, Callbacks, check_callbacks
@@ -35,6 +37,9 @@ from vit_jax.training.upkeep.programs import Programs
 from vit_jax.training.upkeep.progress import make_writers
 from vit_jax.training.upkeep.writers import Writers
 from vit_jax.training.with_data import assembly_for, describe_run, subject_of
+
+if TYPE_CHECKING:
+    from vit_jax.checkpoints.tiers import LocalTier
 
 
 @contextlib.contextmanager
@@ -68,7 +73,7 @@ def open_run(
         stack.enter_context(clock)
         stack.enter_context(jax.set_mesh(mesh))
         run = _make_run(
-            (assembly, source, suite), mesh, workdir, (clock, stop, programs), Callbacks(callbacks)
+            assembly, source, suite, mesh, workdir, clock, stop, programs, Callbacks(callbacks)
         )
         yield _begin(run, stack)
 
@@ -94,31 +99,34 @@ def _lock(workdir: epath.Path) -> Lock:
 
 
 def _make_run(
-    parts: tuple[Assembly, Source, evaluation.Suite],
+    assembly: Assembly,
+    source: Source,
+    suite: evaluation.Suite,
     mesh: jax.sharding.Mesh,
     workdir: epath.Path,
-    watches: tuple[Clock, StopRequest, Programs],
+    clock: Clock,
+    stop: StopRequest,
+    programs: Programs,
     callbacks: Callbacks,
 ) -> Run:
-    assembly, source, suite = parts
-    clock, stop, programs = watches
     config = assembly.config
     like = assembly.abstract_state(mesh)
     announce.announce(assembly, source, suite, like.params, workdir)
     description = describe_run(assembly, source)
-    kept = config.checkpoint
-    wait = config.hosts.wait_minutes
-    # A resumed run does not log again what came before its checkpoint.
-    checkpoints = saving.Checkpoints(workdir, kept, wait, lambda: run.writers.sync())
-    tier = None
-    if kept.local:
-        from vit_jax.checkpoints.tiers import LocalTier
-
-        tier = LocalTier(kept.local, workdir, like.parts(), wait)
+    checkpoints = saving.Checkpoints(
+        workdir,
+        config.checkpoint,
+        config.hosts.wait_minutes,
+        # A resumed run does not log the metrics before its checkpoint again.
+        before_commit=lambda: run.writers.sync(),
+    )
+    tier = _make_tier(config, workdir, like) if config.checkpoint.local else None
     begin = Start(assembly, checkpoints, tier, description, like)
     checks = DeviceChecks(assembly, source, like, mesh)
-    checker_every = config.audit.checker_every
-    train_step = StepPrograms(assembly.train_step, like, seed_key(config), mesh, checker_every)
+    train_step = StepPrograms(
+        assembly.train_step, like, seed_key(config), mesh, config.audit.checker_every
+    )
+    skipped_data = SkippedData(workdir)
     run = Run(
         assembly=assembly,
         source=source,
@@ -134,11 +142,17 @@ def _make_run(
         checkpoints=checkpoints,
         tier=tier,
         begin=begin,
-        skipped_data=SkippedData(workdir),
+        skipped_data=skipped_data,
         checks=checks,
         train_step=train_step,
     )
     return run
+
+
+def _make_tier(config: Config, workdir: epath.Path, like: TrainState) -> "LocalTier":
+    from vit_jax.checkpoints.tiers import LocalTier
+
+    return LocalTier(config.checkpoint.local, workdir, like.parts(), config.hosts.wait_minutes)
 
 
 def _begin(run: Run, stack: contextlib.ExitStack) -> Progress:

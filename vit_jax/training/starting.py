@@ -1,5 +1,5 @@
-"""The state that a run continues from: that of its newest good checkpoint, on the hosts' local disks or
-in the workdir, or else the first.
+"""The state that a run continues from: from its newest good checkpoint, on the hosts' local disks or in the workdir;
+without a checkpoint, the first state.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from vit_jax.training.upkeep.clock import KINDS
 if TYPE_CHECKING:
     from vit_jax.checkpoints.tiers import LocalTier
 
-# What is worth knowing of the time that it takes.
+# A hint for users on the time that it takes.
 _INITIALISING = "XLA first compiles the program for that, in seconds on an idle machine, in minutes on a busy one"
 
 
@@ -41,8 +41,7 @@ class Start:
       tier: the run's local checkpoints, if it has any.
       description: of the run as it is now.
       like: shapes, dtypes and shardings of the state.
-      saved: the description of the checkpoint that was restored, or what stands for it in a new
-        run.
+      saved: the description of the checkpoint that was restored; in a new run, the same fields at their first values.
     """
 
     assembly: Assembly
@@ -107,7 +106,8 @@ class Start:
         """
         if state.base is None:
             return
-        path, base = self.assembly.config.init_from, Weights(state.base, {})
+        path = self.assembly.config.init_from
+        base = Weights(state.base, {})
         saved = self.saved.get(BASE)
         if saved and not fingerprints.is_digest_of(saved["digest"], base):
             raise ConfigError(
@@ -136,8 +136,8 @@ class Start:
         self.saved |= {"window": []} | saved  # which an earlier version did not save
 
     def _check_local(self, saved: dict, steps: list[int]) -> None:
-        """Raises `ConfigError` unless the run can continue from a local checkpoint, beside those of
-        `steps` in the workdir, which are not known to be damaged.
+        """Raises `ConfigError` unless the run can continue from a local checkpoint. The workdir has checkpoints of
+        `steps` that are not known to be damaged.
         """
         best = saved["best"] if self.assembly.config.checkpoint.best else None
         if best and best["step"] not in steps:
@@ -151,8 +151,9 @@ class Start:
             return state
         from vit_jax.training.initial_weights import teacher_weights
 
-        saved = self.saved.get("teacher", "").split() + [""] * len(teachers)
-        read = map(teacher_weights, teachers, self.like.frozen_teachers, saved)
+        saved_digests = self.saved.get("teacher", "").split()
+        saved_digests += [""] * len(teachers)  # of teachers that were not saved
+        read = map(teacher_weights, teachers, self.like.frozen_teachers, saved_digests)
         all_weights, digests = zip(*read, strict=True)
         self.description["teacher"] = " ".join(digests)
         return state.replace(frozen_teachers=all_weights)
@@ -178,7 +179,7 @@ def check_same_run(config: Config, saved: dict, description: dict) -> None:
 
 
 def warn_of_changes(saved: dict, description: dict) -> None:
-    """Logs the changes of the config with which a run continues, once nothing refuses it any more."""
+    """Logs the changes of the config, after all checks: the run continues with them."""
     changed = changed_fields(saved, description)
     if changed and jax.process_index() == 0:
         logging.warning(

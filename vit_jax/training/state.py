@@ -1,4 +1,4 @@
-"""What is trained: the pytree that a step maps to the next one and a checkpoint keeps."""
+"""The training state: the pytree that a step maps to the next one and a checkpoint keeps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,10 +25,10 @@ class TrainState:
       params: nested dict of float32; the objective's own under `objective`.
       opt_state: of the optax transformation.
       ema: averaged parameters, or `None`.
-      health: what bad steps did.
-      variables: what no gradient reaches, by owner: of `model` and `objective`, of the average
-        (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
-        parameters of the Gram teacher (`anchor`), see `objectives.contract.GramTeacher`.
+      health: the record of bad steps.
+      variables: arrays without gradients, by owner: of `model` and `objective`, of the average (`ema`, the model's)
+        and of a teacher that follows the student (`teacher`, by owner again); and the parameters of the Gram
+        teacher (`anchor`), see `objectives.contract.GramTeacher`.
       teacher: parameters of a teacher that follows the student, or `None`.
       frozen_teachers: the weights of each fixed teacher; they are not saved.
       base: the frozen parameters below adapters, or `None`; it is not saved.
@@ -59,11 +59,12 @@ class TrainState:
     def weights(self) -> Weights:
         """The model that is evaluated, see `evaluated_weights`."""
         name = evaluated_weights(self.kept())
+        params = lora.whole(self.base, getattr(self, name))
         variables = self.variables.get("ema" if name == "ema" else "model", {})
-        return Weights(model_part(lora.whole(self.base, getattr(self, name))), variables)
+        return Weights(model_part(params), variables)
 
     def module_weights(self) -> Weights:
-        """What the objective owns of the weights that are evaluated; empty if it owns nothing."""
+        """The objective's part of the weights that are evaluated; empty if it has none."""
         params = getattr(self, evaluated_weights(self.kept()))
         return Weights(params.get(OWN, {}), self.variables.get(OWN, {}))
 
@@ -79,20 +80,22 @@ class TrainState:
 
         Args:
           networks: the run's, for the devices that are traced for.
-          params, variables: arrays of model and objective to use instead of the state's, such as those
-            that a gradient is taken of.
+          params, variables: arrays of model and objective to use instead of the state's, such as the variables of
+            differentiation.
           averaged: use the averaged parameters, if there are any.
         """
         params = self.params if params is None else params
         variables = self.variables if variables is None else variables
         if averaged and self.ema is not None:
-            params, variables = self.ema, variables | {"model": self.weights().variables}
+            params = self.ema
+            variables = variables | {"model": self.weights().variables}
         teacher = None
         if self.teacher is not None:
-            teacher = (lora.whole(self.base, self.teacher), self.variables.get("teacher"))
-        params, gram_teacher = lora.whole(self.base, params), self.variables.get(GRAM_TEACHER)
+            teacher_params = lora.whole(self.base, self.teacher)
+            teacher = (teacher_params, self.variables.get("teacher"))
+        gram_teacher = self.variables.get(GRAM_TEACHER)
         return networks.learner(
-            params,
+            lora.whole(self.base, params),
             variables,
             step=self.step,
             average=teacher,
@@ -101,8 +104,8 @@ class TrainState:
         )
 
     def parts(self) -> dict:
-        """What is saved, by name; the model's parameters apart from the objective's, so that they
-        can be read alone.
+        """The parts of the state that are saved, by name. The model's parameters are separate from the objective's,
+        so that they can be read alone.
         """
         by_name = {"step": self.step, "opt_state": self.opt_state, "health": self.health}
         for name in _TREES:
@@ -113,21 +116,23 @@ class TrainState:
         return {name: part for name, part in by_name.items() if jax.tree.leaves(part)}
 
     def with_parts(self, parts: dict) -> "TrainState":
-        """This state with what was saved as `parts` of one like it."""
-        trees = {}
+        """This state with the `parts` of a saved state of the same structure."""
+        whole = [name for name in ("step", "opt_state", "health") if name in parts]
+        fields = {name: parts[name] for name in whole}
         for name in _TREES:
             if name in parts:
+                fields[name] = dict(parts[name])
                 own = parts.get(f"{name}_{OWN}")
-                trees[name] = parts[name] | ({} if own is None else {OWN: own})
+                if own is not None:
+                    fields[name][OWN] = own
         variables = {owner: parts[f"{owner}_variables"] for owner in self.variables}
-        rest = {name: parts[name] for name in ("step", "opt_state", "health") if name in parts}
-        return self.replace(**rest, **trees, variables=variables)
+        return self.replace(**fields, variables=variables)
 
 
 GRAM_TEACHER = "anchor"  # the name in `TrainState.variables`, and so in checkpoints
 _TREES = ("params", "ema", "teacher")
-# Sharded over the mesh's `data` axis too: what no step computes whole, and a teacher, of which it
-# needs one layer at a time.
+# These trees are sharded over the mesh's `data` axis too: a step computes none of them as a whole, and needs the
+# teacher's only one layer at a time.
 _OVER_DATA = ("opt_state", "ema", "teacher")
 
 
@@ -140,21 +145,22 @@ def initializer(
 
     def init(key: jax.Array) -> TrainState:
         params, variables = networks.init(key)
-        # Copies: the parameters' own buffers are donated to the step.
-        copied = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731
         teacher = None
         if networks.moving_average():
-            teacher = copied(params)
-            variables |= {"teacher": copied(variables)} if variables else {}
+            teacher = _copies(params)
+            if variables:
+                variables |= {"teacher": _copies(variables)}
         if networks.objective.gram_teacher():
-            variables |= {GRAM_TEACHER: copied(model_part(params))}
+            variables |= {GRAM_TEACHER: _copies(model_part(params))}
         if ema and "model" in variables:
-            variables |= {"ema": copied(variables["model"])}
+            variables |= {"ema": _copies(variables["model"])}
+        opt_state = optimizer.init(params)
+        average = _copies(params) if ema else None
         return TrainState(
             step=jnp.int32(0),
             params=params,
-            opt_state=optimizer.init(params),
-            ema=copied(params) if ema else None,
+            opt_state=opt_state,
+            ema=average,
             health=healthy(params),
             variables=variables,
             teacher=teacher,
@@ -163,6 +169,11 @@ def initializer(
         )
 
     return init
+
+
+def _copies(tree: Any) -> Any:
+    """Copies in separate buffers, because the buffers of the parameters are donated to the step."""
+    return jax.tree.map(jnp.copy, tree)
 
 
 def _zeros(like: Any) -> Any:
@@ -176,9 +187,7 @@ def abstract(
     fsdp_min_size: int,
     tensor_rules: Sequence[tuple[str, int]] = (),
 ) -> TrainState:
-    """Shapes, dtypes and shardings of the state, without memory; the last two arguments are those of
-    `meshes.specs`.
-    """
+    """Shapes, dtypes and shardings of the state, without memory; for the last two arguments see `meshes.specs`."""
     shapes = jax.eval_shape(lambda: init(jax.random.key(0)))  # Devices may not be here.
     shardings, over_data = (
         meshes.shardings(
@@ -202,8 +211,9 @@ def create(init: Callable, seed: int, like: TrainState) -> TrainState:
 
 
 def copied(tree: Any, like: Any) -> Any:
-    """A copy of a tree in buffers of its own, with the shardings of `like`."""
-    return jax.jit(lambda x: jax.tree.map(jnp.copy, x), out_shardings=shardings_of(like))(tree)
+    """A copy of a tree in separate buffers, with the shardings of `like`."""
+    copy = jax.jit(_copies, out_shardings=shardings_of(like))
+    return copy(tree)
 
 
 def make_gather(like: TrainState) -> Callable[[TrainState], TrainState]:
@@ -218,8 +228,13 @@ def make_gather(like: TrainState) -> Callable[[TrainState], TrainState]:
     names = [name for name, tree in averages.items() if tree and shardings_of(tree) != stored]
     if not names:
         return lambda state: state
-    gather = jax.jit(lambda trees: trees, out_shardings=dict.fromkeys(names, stored))
-    return lambda state: state.replace(**gather({name: getattr(state, name) for name in names}))
+    reshard = jax.jit(lambda trees: trees, out_shardings=dict.fromkeys(names, stored))
+
+    def gather(state: TrainState) -> TrainState:
+        trees = {name: getattr(state, name) for name in names}
+        return state.replace(**reshard(trees))
+
+    return gather
 
 
 def shardings_of(like: Any) -> Any:

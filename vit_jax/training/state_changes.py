@@ -1,5 +1,5 @@
 """Whether a run can continue from a checkpoint with a changed config: whether the checkpoint holds the state that the
-run has now. What is missing because of a change is not damaged.
+run has now. Arrays that are missing because of a change are not damaged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 
-# Fields that decide what a part of a state holds, by the beginning of its name; the first that matches.
+# Fields that decide about the arrays of a part of a state, by the beginning of the part's name; the first match wins.
 _FIELDS = (
     ("ema", ("config.optim.ema", "config.optim.name")),
     ("teacher", ("config.objective.",)),
@@ -44,13 +44,14 @@ def check_state(folder: epath.Path, parts: Mapping[str, Any], changed: Sequence[
 
 
 def _in_order(parts: Mapping[str, Any]) -> list[str]:
-    """The names of the parts; parameters first, whose changes change others."""
+    """The names of the parts; parameters first, because their changes change other parts."""
     return sorted(parts, key=lambda name: not name.startswith("params"))
 
 
 def _arrays(tree: Any) -> dict[str, tuple]:
     """Shape and dtype of each array, by name."""
-    return {name: (tuple(x.shape), str(x.dtype)) for name, x in patterns.named(tree).items()}
+    arrays = patterns.named(tree)
+    return {name: (tuple(x.shape), str(x.dtype)) for name, x in arrays.items()}
 
 
 def _message(
@@ -80,11 +81,15 @@ def _message(
 
 
 def _listed(part: str, names: Sequence[str]) -> str:
-    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(f"{part}/{name}" for name in names[:_NAMED]) + others
+    listed = ", ".join(f"{part}/{name}" for name in names[:_NAMED])
+    rest = len(names) - _NAMED
+    return f"{listed} and {rest} more" if rest > 0 else listed
 
 
 def _causes(part: str, changed: Sequence[str]) -> list[str]:
-    """The changes that decide what a part holds; all, if none of them is known to."""
-    known = next((fields for prefix, fields in _FIELDS if part.startswith(prefix)), ())
-    return [change for change in changed if change.startswith(known)] or list(changed)
+    """The changes that affect a part; all changes, if none is known to affect it."""
+    for prefix, fields in _FIELDS:
+        if part.startswith(prefix):
+            causes = [change for change in changed if change.startswith(fields)]
+            return causes or list(changed)
+    return list(changed)

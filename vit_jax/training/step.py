@@ -33,8 +33,8 @@ def make_train_step(
 
     Returns:
       `train_step(state, batch, seed) -> (state, metrics)` with a batch as `data.batches.spec` describes it and
-      metrics as float32 scalars; `seed` is from `inputs.seed_key`, by default that of the config. Not compiled yet:
-      see `step_programs.compile_train_step`.
+      metrics as float32 scalars; `seed` is from `inputs.seed_key`, by default the config's. Not compiled yet: see
+      `step_programs.compile_train_step`.
     """
     gradient_of = make_gradient(networks, learning_rate, config)
     update_of = make_update(networks, optimizer, learning_rate, config)
@@ -51,13 +51,11 @@ def make_train_step(
         new = keep_if_good(sharded, update, metrics["loss"], config)
         new = refresh_gram_teacher(new, networks)
         new = new.replace(params=place.updated(new.params))
-        metrics |= {
-            "learning_rate": jnp.float32(update.rate),
-            "skipped_updates": new.health.skipped.astype(jnp.float32),
-            "gradient_norm": optax.tree.norm(grads),
-            "update_norm": optax.tree.norm(update.change),
-            "parameter_norm": optax.tree.norm(update.state.params),
-        }
+        metrics["learning_rate"] = jnp.float32(update.rate)
+        metrics["skipped_updates"] = new.health.skipped.astype(jnp.float32)
+        metrics["gradient_norm"] = optax.tree.norm(grads)
+        metrics["update_norm"] = optax.tree.norm(update.change)
+        metrics["parameter_norm"] = optax.tree.norm(update.state.params)
         return new.with_constants_of(state).replace(step=state.step + 1), metrics
 
     return train_step

@@ -60,8 +60,7 @@ class StepPrograms:
           train_step: see `make_train_step`.
           like: shapes, dtypes and shardings of the state.
           seed: from `inputs.seed_key`.
-          checker_every: steps between those that run the checked program, on platforms that have one; 0:
-            never.
+          checker_every: the period, in steps, of the checked program, on platforms that have one; 0: never.
         """
         shardings = shardings_of(like)
         self._every = checker_every if choices.checker_options(mesh) else 0
@@ -87,8 +86,8 @@ class StepPrograms:
         """Begins to compile the programs in the background, one after the other; see `wait`.
 
         Args:
-          batches: those of the run, or their shapes, no two alike.
-          first: the batch that is trained on first; programs for it come first, the others in their order.
+          batches: the run's batches, or their shapes, no two alike.
+          first: the batch that is trained on first; programs for it come first, and the rest in their order.
         """
         # The sort keeps their order.
         batches = sorted(batches, key=lambda batch: _shapes(batch) != _shapes(first))
@@ -112,10 +111,11 @@ class StepPrograms:
     def __call__(self, step: int, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Runs step `step`."""
         checked = self._every > 0 and step % self._every == 0
-        return self._compiled[checked, _shapes(batch)](state, batch, self._seed)
+        program = self._compiled[checked, _shapes(batch)]
+        return program(state, batch, self._seed)
 
     def close(self) -> None:
-        """Gives up the programs whose compilation has not begun."""
+        """Cancels all compilations that have not begun."""
         self._background.shutdown(wait=False, cancel_futures=True)
 
 

@@ -53,7 +53,8 @@ def make_update(
         rate = learning_rate(state.step - state.health.skipped)
         _, scale = scale_of(batch)
         if scale != 1:
-            rate, change = jax.tree.map(lambda x: scale * x, (rate, change))
+            rate = scale * rate
+            change = jax.tree.map(lambda x: scale * x, change)
         params = optax.apply_updates(state.params, change)
         new = state.replace(params=params, opt_state=opt_state)
         new = _with_averages(state, new, variables, networks, config)
@@ -73,11 +74,15 @@ def keep_if_good(state: TrainState, update: Update, loss: jax.Array, config: Con
     is_made = update_is_made(health, config.nonfinite)
     trained = update.state.without_constants().replace(health=health)
     unchanged = state.without_constants().replace(health=health)
-    return jax.tree.map(lambda new, old: jnp.where(is_made, new, old), trained, unchanged)
+
+    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(is_made, new, old)
+
+    return jax.tree.map(choose, trained, unchanged)
 
 
 def refresh_gram_teacher(state: TrainState, networks: Networks) -> TrainState:
-    """The state at the end of a step, with its anchor refreshed if that is due: also where the update was skipped."""
+    """The state at the end of a step, with its Gram teacher refreshed if that is due: also where the update was skipped."""
     gram_teacher = networks.objective.gram_teacher()
     if gram_teacher is None:
         return state

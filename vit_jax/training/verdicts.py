@@ -1,5 +1,5 @@
-"""What an action may decide about a run: that it ends, or that it goes back to its last checkpoint. It raises one of
-these. All processes of a run have to agree on it first, since all have to follow it.
+"""The decisions about a run that an action can raise: the run ends, or goes back to its last checkpoint. All processes
+of a run have to agree on a decision first, since all have to follow it.
 """
 
 from vit_jax.base.errors import UserError

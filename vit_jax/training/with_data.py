@@ -1,5 +1,5 @@
-"""What follows from a config and the data it trains on: the parts of a run, what its evaluators judge, and
-what its checkpoints say of it.
+"""The objects that follow from a config and its training data: the parts of a run, the context of its evaluators, and
+the description in its checkpoints.
 """
 
 from vit_jax.checkpoints import descriptions
@@ -24,7 +24,7 @@ def assembly_for(config: Config, source: Source) -> Assembly:
 
 
 def subject_of(assembly: Assembly, source: Source) -> EvalContext:
-    """What the run's evaluators judge: its model, with the classes of the data to train on."""
+    """The context of the run's evaluators: its model, with the classes of the training data."""
     model_config = assembly.model_config
     return EvalContext(
         config=assembly.config,
@@ -36,7 +36,7 @@ def subject_of(assembly: Assembly, source: Source) -> EvalContext:
 
 
 def describe_run(assembly: Assembly, source: Source) -> dict:
-    """What all checkpoints of a run say of themselves, as JSON."""
+    """The description of a run in all its checkpoints, as JSON."""
     config = assembly.config
     description = descriptions.describe(
         config, assembly.model_config, source.classes, len(source), source.fingerprint()

@@ -1,10 +1,9 @@
 """Where a step computes its update: ZeRO-1 (arXiv 1910.02054 §5), as sharding constraints.
 
-Every device of the mesh's `data` axis has whole parameters, since it computes with all of them. But
-it only sums up the gradients of its own shard of them (a reduce-scatter), which is all that its
-shard of the optimizer state needs, and the new parameters are put together at the end of the step
-(an all-gather): the traffic of summing up all gradients everywhere, and an update that costs each
-device its share.
+Every device of the mesh's `data` axis has whole parameters, since it computes with all of them. But a device sums up
+only the gradients of its shard of the parameters (a reduce-scatter), because its shard of the optimizer state needs no
+more. The new parameters are put together at the end of the step (an all-gather). The traffic is the same as for
+summing up all gradients on every device, and the update costs each device only its share.
 """
 
 import dataclasses
@@ -54,7 +53,7 @@ class Placement:
 
 
 def placement(networks: Networks, config: Config) -> Placement:
-    """That of a run."""
+    """The placement of a run."""
     rules = networks.model_config.tensor_rules
     for teacher in networks.teachers:
         rules += teacher.config.tensor_rules

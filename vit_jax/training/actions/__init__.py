@@ -35,8 +35,8 @@ def register(name: str, make: Callable[[Run], Action]) -> None:
     """Adds an action from outside the package. The loop calls it after the actions of the package.
 
     Args:
-      name: the name of the action, under which checkpoints keep its state. An action of that name is replaced; one of
-        the package has to keep what that keeps, so extend its class.
+      name: the name of the action, under which checkpoints keep its state. An action of that name is replaced; the
+        replacement of an action of the package has to keep the same state, so extend its class.
       make: makes the action of a run; often its class.
     """
     ACTIONS[name] = make
@@ -60,7 +60,7 @@ def make_actions(run: Run) -> list[Action]:
 
 
 def _check_methods(name: str, action: Action) -> None:
-    """Finds out before the first step what else is found at the first save."""
+    """Finds faults before the first step that would otherwise appear at the first save."""
     for method, function in vars(Action).items():
         if not inspect.isfunction(function):
             continue

@@ -60,8 +60,8 @@ class Action:
         return {}
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Continues from what `state` gave when the checkpoint was saved; not called where there is nothing. Actions of
-        the package get the whole description of the checkpoint, of a new run too.
+        """Continues from the result of `state` at the time of the checkpoint; not called if the checkpoint has none.
+        Actions of the package get the whole description of the checkpoint, of a new run too.
         """
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""What a run says of itself when it starts and when it is done, and the recipe that it keeps in its
-workdir. What it says while it trains is in `progress.py` and `writers.py`.
+"""The log messages of a run at its start and its end, and the recipe that it keeps in its workdir. Messages during
+training are in `progress.py` and `writers.py`.
 """
 
 import json
@@ -17,6 +17,7 @@ from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.config import Config
 from vit_jax.data import sources, splits, views
+from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import gpus, meshes, processes
 from vit_jax.devices import local as host
@@ -33,7 +34,7 @@ from vit_jax.training.upkeep.clock import KINDS, Clock
 def announce(
     assembly: Assembly, source: Source, suite: Suite, params: dict, workdir: epath.Path
 ) -> None:
-    """Logs what is about to run, where the mesh is set.
+    """Logs a summary of the run before it starts, where the mesh is set.
 
     Args:
       assembly: the run.
@@ -42,7 +43,8 @@ def announce(
       params: shapes and shardings of the parameters.
       workdir: of the run.
     """
-    config, mesh = assembly.config, jax.sharding.get_mesh()
+    config = assembly.config
+    mesh = jax.sharding.get_mesh()
     if config.log.parameters and jax.process_index() == 0:
         table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
         logging.info("parameters:\n%s", table)
@@ -58,7 +60,9 @@ def announce(
 
 
 def warnings(config: Config, examples: int) -> list[str]:
-    """What may not be meant so: a batch larger than the number of examples, and evaluation on training images."""
+    """Warnings about settings that may be mistakes: a batch larger than the number of examples, and evaluation on
+    training images.
+    """
     sentences = []
     if config.batch_size > examples:
         sentences.append(
@@ -83,7 +87,8 @@ def unreached_options(assembly: Assembly, params: dict) -> list[str]:
       params: shapes of the parameters of its state.
     """
     model = assembly.model_config
-    shapes = {name: param.shape for name, param in patterns.named(params).items()}
+    by_name = patterns.named(params)
+    shapes = {name: param.shape for name, param in by_name.items()}
     return find_unreached(assembly.config.optim, shapes, model.layers, model.inputs)
 
 
@@ -91,7 +96,8 @@ def announce_devices(mesh: jax.sharding.Mesh) -> None:
     """Logs the devices of the run and the cores of this process, and warns of too few of these and of GPUs
     that stay unused.
     """
-    axes = " x ".join(f"{axis} {size}" for axis, size in meshes.sizes_of(mesh).items())
+    axis_sizes = meshes.sizes_of(mesh)
+    axes = " x ".join(f"{axis} {size}" for axis, size in axis_sizes.items())
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
     kind = mesh.devices.flat[0].device_kind
     cores = host.own_cores()
@@ -102,7 +108,8 @@ def announce_devices(mesh: jax.sharding.Mesh) -> None:
         return
     used = sum(device.platform == "gpu" for device in mesh.local_devices)
     use = gpus.describe_use(socket.gethostname(), used, os.environ, gpus.on_node())
-    uses = [json.loads(use) for use in processes.gather("devices", json.dumps(use))]
+    of_processes = processes.gather("devices", json.dumps(use))
+    uses = [json.loads(text) for text in of_processes]
     for node, (used, available) in gpus.find_unused(uses).items():
         from vit_jax.base.install import pip_install
 
@@ -120,40 +127,61 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
       examples: to train on.
       suite: the evaluators, where the data is at hand.
     """
-    config, model = assembly.config, assembly.model_config
-    data, steps = config.data, assembly.total_steps
-    count = registry.count_parameters(model)
-    classes = f", {assembly.num_classes:,} classes" if assembly.num_classes else ""
-    where = f" ({data.path})" if data.path else ""
-    judged = [
-        f"{len(held):,} to evaluate on ({config.data.eval_split})"
-        for held in map(held_out, _evaluators(suite))
-        if held is not None
-    ]
-    data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
-    per_step = views.images_per_step(config)
-    epochs = steps * per_step / examples
-    start = f", starting from {config.init_from}" if config.init_from else ""
-    matrices = []
-    if is_of_matrices(config.optim.name):
-        from vit_jax.optim import preconditioners
-
-        matrices = [preconditioners.summarize(assembly.matrices(), config.optim)]
-    return [
-        f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
-        f"{sizes.size_text(model.image_size)} pixels{classes}{start}",
-        ", ".join([data_line, *dict.fromkeys(judged)]),
-        f"training: {steps:,} steps of {per_step:,.6g} images ({epochs:.3g} epochs), objective "
-        f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
+    count = registry.count_parameters(assembly.model_config)
+    sentences = [
+        _model_line(assembly, count),
+        _data_line(assembly.config.data, examples, suite),
+        _training_line(assembly, examples),
         *_sizes(assembly),
         *_adapted(assembly, count),
-        *matrices,
-        *(
-            ["averaged parameters are evaluated, exported and loaded"]
-            if assembly.evaluated == "ema"
-            else []
-        ),
+        *_matrices(assembly),
     ]
+    if assembly.evaluated == "ema":
+        sentences.append("averaged parameters are evaluated, exported and loaded")
+    return sentences
+
+
+def _model_line(assembly: Assembly, count: int) -> str:
+    """The model, with its `count` parameters."""
+    config = assembly.config
+    model = assembly.model_config
+    name = naming.full_name(model, config.model.name)
+    pixels = sizes.size_text(model.image_size)
+    classes = f", {assembly.num_classes:,} classes" if assembly.num_classes else ""
+    start = f", starting from {config.init_from}" if config.init_from else ""
+    return f"model: {name}, {count:,} parameters, images of {pixels} pixels{classes}{start}"
+
+
+def _data_line(data: Data, examples: int, suite: Suite | None) -> str:
+    """The data, with its `examples` to train on; data sets of the same size are named once."""
+    where = f" ({data.path})" if data.path else ""
+    phrases = [f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"]
+    for evaluator in _evaluators(suite):
+        held = held_out(evaluator)
+        if held is not None:
+            phrases.append(f"{len(held):,} to evaluate on ({data.eval_split})")
+    return ", ".join(dict.fromkeys(phrases))
+
+
+def _training_line(assembly: Assembly, examples: int) -> str:
+    """The length of the run, its objective and its optimizer."""
+    config = assembly.config
+    steps = assembly.total_steps
+    per_step = views.images_per_step(config)
+    epochs = steps * per_step / examples
+    return (
+        f"training: {steps:,} steps of {per_step:,.6g} images ({epochs:.3g} epochs), objective "
+        f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}"
+    )
+
+
+def _matrices(assembly: Assembly) -> list[str]:
+    """The preconditioned matrices, where the optimizer has such."""
+    if not is_of_matrices(assembly.config.optim.name):
+        return []
+    from vit_jax.optim import preconditioners
+
+    return [preconditioners.summarize(assembly.matrices(), assembly.config.optim)]
 
 
 def _sizes(assembly: Assembly) -> list[str]:
@@ -181,10 +209,12 @@ def _adapted(assembly: Assembly, count: int) -> list[str]:
         return []
     adapters = assembly.networks.adapters
     like = registry.abstract_weights(assembly.model_config)[1].params
-    layers, trained = adapters.chosen(like), jax.tree.leaves(adapters.trained_like(like))
+    layers = ", ".join(adapters.chosen(like))
+    trained = _size(adapters.trained_like(like))
+    _, trained_of_model = adapters.split(like)
+    frozen = count - _size(trained_of_model)
     sentences = [
-        f"adapters: rank {adapters.rank} on {', '.join(layers)}; {sum(x.size for x in trained):,} parameters are "
-        f"trained, {count - sum(x.size for x in jax.tree.leaves(adapters.split(like)[1])):,} are frozen"
+        f"adapters: rank {adapters.rank} on {layers}; {trained:,} parameters are trained, {frozen:,} are frozen"
     ]
     optim = assembly.config.optim
     if optim.weight_decay or optim.layer_decay != 1:
@@ -196,12 +226,17 @@ def _adapted(assembly: Assembly, count: int) -> list[str]:
     return sentences
 
 
+def _size(tree: dict) -> int:
+    """How many numbers the arrays of a tree hold."""
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
 def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
     """A file that trains the same: the run's resolved config.
 
     Args:
       assembly: the run.
-      head: lines of what it says of itself.
+      head: lines of its first docstring.
       suite: the evaluators, where the data is at hand.
     """
     config = assembly.config
@@ -211,7 +246,8 @@ def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
         from vit_jax.optim import preconditioners
 
         guests.append(preconditioners.PRECONDITIONERS[config.optim.name])
-    guests += [sources.OPENERS[config.data.name]] if config.data.name in sources.OPENERS else []
+    if config.data.name in sources.OPENERS:
+        guests.append(sources.OPENERS[config.data.name])
     return user_files.to_python(config, head, user_files.outside(guests))
 
 
@@ -232,7 +268,7 @@ def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath
 
 
 def announce_end(workdir: epath.Path, result: dict, clock: Clock) -> None:
-    """Writes WORKDIR/result.json, and logs what the time went into."""
+    """Writes WORKDIR/result.json, and logs how the time was spent."""
     if jax.process_index() == 0:
         places.write_whole(workdir / "result.json", places.json_text(result) + "\n")
         logging.info("%s", where_the_time_went(clock))
@@ -241,8 +277,10 @@ def announce_end(workdir: epath.Path, result: dict, clock: Clock) -> None:
 def where_the_time_went(clock: Clock) -> str:
     """A sentence on the time of a run, restarts included."""
     seconds = sum(clock.seconds.values())
-    shares = sorted(clock.shares().items(), key=lambda item: -item[1])
-    phrases = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
+    shares = clock.shares()
+    largest_first = sorted(shares, key=shares.get, reverse=True)
+    shown = [kind for kind in largest_first if shares[kind] >= 0.001]
+    phrases = [f"{shares[kind]:.1%} {KINDS[kind]}" for kind in shown]
     return f"Total {durations.duration_text(seconds)} (restarts included): {', '.join(phrases)}."
 
 

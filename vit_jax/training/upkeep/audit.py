@@ -1,14 +1,14 @@
-"""Every copy of the state is audited while a run trains: what memory and links changed is found, named by
-device and host, and undone.
+"""Every copy of the state is audited while a run trains: bits that memory or links changed are found, reported with
+their device and host, and corrected.
 
-1. After a step that is due every device keeps marks of what it holds, and copies are compared. What
-   differs there was computed with: the run goes back to its last good checkpoint.
-2. Before the next step, and before a save, every device compares what it holds with its own marks. What
-   differs was not used yet: a good copy's bits take its place, and the run continues as if nothing had been.
-   Of what exists once there is no other copy, so that the run goes back here too.
+1. After a step that is due, every device computes marks of its arrays, and copies are compared. If they differ, steps
+   may have computed with wrong bits, so the run goes back to its last good checkpoint.
+2. Before the next step, and before a save, every device compares its arrays with its own marks. If they differ, the
+   wrong bits were not used yet: they are replaced by the bits of a good copy, and the run continues as if nothing had
+   happened. An array without a second copy cannot be healed, so the run goes back here too.
 
-How marks are made and copies healed is in `copies`, devices that compute wrongly are found in `replay`.
-What changes and changes back within a step no one sees, nor what a step spreads to all copies.
+`copies` makes the marks and heals copies, `replay` finds devices that compute wrongly. An audit cannot find bits that
+change and change back within a step, nor wrong bits that a step spreads to all copies.
 """
 
 import collections
@@ -27,12 +27,12 @@ from vit_jax.training.upkeep.copies import Copies, Findings, Marks, hosts
 from vit_jax.training.verdicts import Restore
 
 _NAMED = 5  # arrays in a message
-# What no step changes: a fixed teacher and the parameters below adapters.
+# Arrays that no step changes: a fixed teacher and the parameters below adapters.
 _CONSTANT = ("frozen_teachers", "base")
 
 
 class WrongState(Restore):
-    """The state on the devices is not what was computed. The run continues from an earlier one."""
+    """The state on the devices is not the state that was computed. The run continues from an earlier one."""
 
     exit_code = processes.START_AGAIN
 
@@ -45,7 +45,7 @@ class CordonHost(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class _Taken:
-    """Marks of one step, and what they were compared with."""
+    """Marks of one step, and the earlier marks that they were compared with."""
 
     step: int
     marks: Marks
@@ -62,7 +62,8 @@ class Events:
 
     def __init__(self, most: int):
         """Args: `most`: `config.audit.most`."""
-        self._most, self._count = most, collections.Counter()
+        self._most = most
+        self._count = collections.Counter()
         self.cordon = ""
 
     def add(self, at_fault: set[str]) -> None:
@@ -84,9 +85,11 @@ class Audit:
         self, options: config.Audit, like: TrainState, mesh: jax.sharding.Mesh, events: Events
     ):
         """Args: `like`: shapes, dtypes and shardings of the state."""
-        self._options, self._events = options, events
+        self._options = options
+        self._events = events
         self._copies = Copies(_tree(like), mesh)
-        self._constant = np.array([n.split("/")[0] in _CONSTANT for n in self._copies.names])
+        parts = [name.partition("/")[0] for name in self._copies.names]
+        self._constant = np.array([part in _CONSTANT for part in parts])
         self._all = np.ones_like(self._constant)
         self._taken: _Taken | None = None
 
@@ -120,8 +123,9 @@ class Audit:
         return self._resolved(_Taken(step, marks, before, self._all), state, used=False)
 
     def marks_of(self, parts: dict) -> dict[str, np.ndarray]:
-        """What `fingerprints.fingerprint` would give for parts of the state that was verified last."""
-        totals = dict(zip(self._copies.names, np.asarray(self._taken.marks.totals), strict=True))
+        """The result of `fingerprints.fingerprint` for parts of the state that was verified last."""
+        marks = np.asarray(self._taken.marks.totals)
+        totals = dict(zip(self._copies.names, marks, strict=True))
         return {
             name: np.stack([totals[array] for array in patterns.names({name: part})])
             for name, part in parts.items()
@@ -131,13 +135,14 @@ class Audit:
         last = self._taken
         before = last.marks.of_devices if last else self._copies.none()
         kept = self._constant if last else np.zeros_like(self._all)
-        self._taken = _Taken(step, self._copies.mark(_tree(state), before, kept), before, kept)
+        marks = self._copies.mark(_tree(state), before, kept)
+        self._taken = _Taken(step, marks, before, kept)
 
     def _resolved(self, taken: _Taken, state: TrainState, *, used: bool) -> TrainState:
         """The state, healed where that is needed.
 
         Args:
-          used: whether steps may have computed with what is wrong.
+          used: whether steps may have computed with the wrong bits.
         """
         if not int(taken.marks.wrong):
             return state
@@ -150,7 +155,7 @@ class Audit:
         _log(f"{message}. A good copy's bits took their place, and the run continues")
         healed = self._copies.heal(_tree(state), findings)
         state = _with_tree(state, healed)
-        if used:  # What is compared from now on are the marks of the healed state.
+        if used:  # From now on the marks of the healed state are compared.
             self._take(taken.step, state)
         return state
 
@@ -161,18 +166,23 @@ class Audit:
 
     def _named(self, findings: Findings) -> str:
         """Who holds wrong bits, in words; counts the event."""
-        names, arrays = hosts(), collections.defaultdict(list)
+        names = hosts()
+        arrays = collections.defaultdict(list)
         for fault in findings.faults:
-            arrays[fault.device, fault.certain, fault.why].append(fault.array)
-        phrases, at_fault = [], set()
+            key = (fault.device, fault.certain, fault.why)
+            arrays[key].append(fault.array)
+        phrases = []
+        at_fault = set()
         for (position, certain, why), of_device in arrays.items():
             device = self._copies.mesh.devices.flat[position]
             host = names[device.process_index]
             at_fault.add(host)
+            holds = "holds" if certain else "may hold"
+            listed = ", ".join(of_device[:_NAMED])
             others = " and others" if len(of_device) > _NAMED else ""
-            who = describe(device, host) if certain else f"{describe(device, host)} may hold"
-            holds = f"{who} holds" if certain else who
-            phrases.append(f"{holds} wrong bits in {', '.join(of_device[:_NAMED])}{others} ({why})")
+            phrases.append(
+                f"{describe(device, host)} {holds} wrong bits in {listed}{others} ({why})"
+            )
         if at_fault:
             self._events.add(at_fault)
         return "; ".join(phrases) or "the devices do not agree on what differs"
@@ -190,8 +200,12 @@ def _log(message: str) -> None:
 
 def _tree(state: TrainState) -> dict:
     """All arrays of a state, by part."""
-    others = {name: getattr(state, name) for name in _CONSTANT}
-    return state.parts() | {name: tree for name, tree in others.items() if tree is not None}
+    by_part = state.parts()
+    for name in _CONSTANT:
+        tree = getattr(state, name)
+        if tree is not None:
+            by_part[name] = tree
+    return by_part
 
 
 def _with_tree(state: TrainState, tree: dict) -> TrainState:

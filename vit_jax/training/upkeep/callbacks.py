@@ -30,9 +30,9 @@ class Callbacks(MetricWriter):
 
     Attributes:
       functions: the callbacks.
-      ended: by which function the run was ended; '' if none did, or if one failed: then it can be continued.
-      error: what a function raised; `raise_error` raises it when the run is saved. In other processes a `UserError`
-        that says so.
+      ended: the name of the function that ended the run; '' if none did, or if one failed: then it can be continued.
+      error: the exception that a function raised; `raise_error` raises it when the run is saved. In other processes a
+        `UserError` that reports it.
     """
 
     def __init__(self, functions: Sequence[Callback]):
@@ -71,7 +71,7 @@ class Callbacks(MetricWriter):
         return bool(verdict)
 
     def raise_error(self) -> None:
-        """Raises what a function raised, if one did."""
+        """Raises the exception of a function that failed, if one did."""
         if self.error:
             raise self.error
 

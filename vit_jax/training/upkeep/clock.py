@@ -1,9 +1,8 @@
-"""The clock of a run: what its time goes into, over all its restarts, and whether anything moves.
+"""The clock of a run: how its time is spent, over all its restarts, and whether it makes progress.
 
-One thing is done at any time, and one clock knows which: its seconds are counted, and a run in which
-nothing has moved for too long is ended, so that it can be started again. (A process that is dead is
-found by the others, see `devices/processes.py`; one that lives and waits forever, for a disk, a lock
-or another process, is found here.)
+At any time a run does one kind of work, and the clock counts the seconds of each kind. It ends a run that has made no
+progress for too long, so that it can be started again. (The other processes find a process that is dead, see
+`devices/processes.py`; the clock finds one that lives and waits forever, for a disk, a lock or another process.)
 """
 
 import contextlib
@@ -31,21 +30,20 @@ KINDS = {
     "lost": "steps repeated after restarts",
     "down": "between a process and its restart",
 }
-_MOVING = ("steps", "input")  # what may take `step_minutes`; all else `other_minutes`
+_MOVING = ("steps", "input")  # kinds that may take `step_minutes`; all other kinds `other_minutes`
 
 
 class Clock:
     """Seconds of a run by `KINDS`, kept in WORKDIR/goodput.json by one process.
 
-    What was counted as steps since the checkpoint that a run is resumed from is lost. Time from the
-    last entry to the death of a process counts as down. As a context manager, it watches inside:
-    when nothing has moved for long, it ends the process, and with it all others of the run, with
-    exit code 42, after saying what every thread is doing.
+    Time that was counted as steps after the checkpoint that a run is resumed from counts as lost. Time from the last
+    entry to the death of a process counts as down. As a context manager, it watches inside: when nothing has moved
+    for long, it logs the stacks of all threads and ends all processes of the run with exit code 42.
 
     Attributes:
       seconds: by kind, up to the last change.
-      waited: seconds of this process's loop that went into waiting for devices or other processes;
-        those of the kinds 'steps' and 'input' beyond them are its host's own work.
+      waited: seconds that this process's loop waited for devices or other processes; the rest of the kinds 'steps'
+        and 'input' is the work of its host.
     """
 
     def __init__(self, workdir: epath.Path, hosts: Hosts, *, write: bool):
@@ -54,14 +52,16 @@ class Clock:
         Args:
           write: whether this process keeps the file; all of them count.
         """
-        self._path, self._write = workdir / "goodput.json", write
+        self._path = workdir / "goodput.json"
+        self._write = write
         self._minutes = {kind: hosts.step_minutes for kind in _MOVING}
         self._other_minutes = hosts.other_minutes
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self.waited = 0.0
         self._began = time.monotonic()
         self._before = 0.0
-        self._kind, self._since = "start", self._began
+        self._kind = "start"
+        self._since = self._began
         self._moved = ("start", self._began)
         self._ended = threading.Event()
         saved = places.read_json(self._path) if write else None
@@ -106,8 +106,7 @@ class Clock:
         """Counts the time inside as `kind`.
 
         Args:
-          after: arrays that the devices are still working on; waiting for them counts as what was
-            done before.
+          after: arrays that the devices are still working on; waiting for them counts as the kind before.
         """
         with self.waiting():
             jax.block_until_ready(after)
@@ -152,7 +151,7 @@ class Clock:
         return {kind: value / total for kind, value in seconds.items()}
 
     def write(self) -> None:
-        """Keeps what was counted."""
+        """Writes the seconds to the file of the run."""
         seconds = self.read()
         if self._write:
             entry = json.dumps({"seconds": seconds, "written": time.time()})
@@ -162,9 +161,11 @@ class Clock:
                 logging.error("%s cannot be written: %s", self._path, error)
 
     def _count_as(self, kind: str) -> str:
-        now, before = time.monotonic(), self._kind
+        now = time.monotonic()
+        before = self._kind
         self.seconds[before] += now - self._since
-        self._kind, self._since = kind, now
+        self._kind = kind
+        self._since = now
         self._moved = (kind, now)  # one assignment, since another thread reads it
         return before
 
@@ -174,8 +175,8 @@ class Clock:
             minutes = self._minutes.get(kind, self._other_minutes)
             if 0 < minutes * 60 < time.monotonic() - since:
                 what = "a step" if kind in _MOVING else KINDS[kind]
-                opened = "".join(f"\n  {who}: {file}" for who, file in places.last_opened.items())
-                files = f" The files that threads opened last:{opened}" if opened else ""
+                opened = [f"\n  {who}: {file}" for who, file in places.last_opened.items()]
+                files = f" The files that threads opened last:{''.join(opened)}" if opened else ""
                 processes.abort_all(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
                     f"doing stands above. Start the run again: it continues from the last checkpoint.{files}",

@@ -1,14 +1,14 @@
-"""What every device holds of a state: its marks, which copies are wrong, and how they are made right.
+"""The copies of a state on the devices: their marks, the search for wrong copies, and their correction.
 
-A device marks its own shards (`compute.digests`), in one program in which nothing travels but sums and
-bounds of marks: XLA and JAX otherwise read one copy of an array and trust that the others are equal. Only
-where something is wrong do hosts exchange the marks themselves, through the coordination service. What
-follows from that for a run is in `audit`.
+Every device marks its own shards (`compute.digests`), because XLA and JAX would read one copy of an array and trust
+that all copies are equal. The program exchanges only sums and bounds of marks between devices. If it finds a
+difference, hosts exchange the marks themselves, through the coordination service. `audit` decides about the run.
 """
 
 import collections
 import dataclasses
 import json
+import math
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -30,8 +30,7 @@ class Marks:
     Attributes:
       of_devices: uint32 (*mesh, arrays, SUMS), of the shards that each device holds.
       totals: uint32 (arrays, SUMS), of the whole arrays.
-      wrong: int32, how many devices hold something that differs from another copy, or from what they
-        held before.
+      wrong: int32, the number of devices with bits that differ from another copy, or from their own bits before.
     """
 
     of_devices: jax.Array
@@ -41,13 +40,13 @@ class Marks:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """An array of which a device holds wrong bits.
+    """Wrong bits of an array on a device.
 
     Attributes:
-      array: its name.
-      device: its position in the mesh, as an index into `mesh.devices.flat`.
-      certain: whether it is this device; else one of those that are named for the array.
-      why: how that is known.
+      array: the name of the array.
+      device: the position of the device in the mesh, as an index into `mesh.devices.flat`.
+      certain: whether it is this device; if not, it is one of the devices that are reported for the array.
+      why: the evidence.
     """
 
     array: str
@@ -58,7 +57,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What an audit found.
+    """The findings of an audit.
 
     Attributes:
       faults: of all devices.
@@ -80,9 +79,10 @@ class Copies:
 
     def __init__(self, like: Any, mesh: jax.sharding.Mesh):
         """Args: `like`: a tree of shapes, dtypes and shardings, all on `mesh`."""
-        self.mesh, self.names = mesh, patterns.names(like)
+        self.mesh = mesh
+        self.names = patterns.names(like)
         self._leaves, self._structure = jax.tree.flatten(like)
-        # Along `tensor` GPUs compute sums by atomic additions, whose order is another on each of them.
+        # Along `tensor` GPUs compute sums by atomic additions, in a different order on each GPU.
         gpu = mesh.devices.flat[0].platform == "gpu"
         compared = [axis for axis in mesh.axis_names if not (gpu and axis == "tensor")]
         self._sharded = [_axes_of(leaf.sharding.spec) for leaf in self._leaves]
@@ -108,67 +108,81 @@ class Copies:
 
     def _make_program(self):
         specs = [leaf.sharding.spec for leaf in self._leaves]
-        axes = self.mesh.axis_names
-
-        def of_device(leaves, before, kept):
-            marks = jnp.stack(
-                [
-                    digests.mark(x, shape=leaf.shape, starts=_starts(x, spec))
-                    for x, leaf, spec in zip(leaves, self._leaves, specs, strict=True)
-                ]
-            )
-            marks_now = marks[:, digests.DIGEST]
-            earlier = before.reshape(marks.shape)[:, digests.DIGEST]
-            wrong = jnp.any((marks_now != earlier).any(axis=1) & kept)
-            for copied, members in _grouped(self._copied).items():
-                # The smallest is what the largest of the complements leaves.
-                both = jnp.stack([marks_now[members], ~marks_now[members]])
-                largest, others = jax.lax.pmax(both, copied) if copied else both
-                wrong |= jnp.any(largest != ~others)
-            totals = jnp.zeros_like(marks)
-            for sharded, members in _grouped(self._sharded).items():
-                total = jax.lax.psum(marks[members], sharded) if sharded else marks[members]
-                totals = totals.at[members].set(total)
-            wrong = jax.lax.psum(wrong.astype(jnp.int32), axes)
-            return marks.reshape(before.shape), totals, wrong
-
-        whole, apart = P(), P(*axes)
+        whole = P()
+        apart = P(*self.mesh.axis_names)
         program = jax.shard_map(
-            of_device,
+            self._mark_shards,
             mesh=self.mesh,
             in_specs=(specs, apart, whole),
             out_specs=(apart, whole, whole),
             check_vma=False,
         )
         shardings = [leaf.sharding for leaf in self._leaves]
-        place = lambda spec: jax.sharding.NamedSharding(self.mesh, spec)  # noqa: E731
-        return jax.jit(program, in_shardings=(shardings, place(apart), place(whole)))
+        of_marks = jax.sharding.NamedSharding(self.mesh, apart)
+        of_kept = jax.sharding.NamedSharding(self.mesh, whole)
+        return jax.jit(program, in_shardings=(shardings, of_marks, of_kept))
+
+    def _mark_shards(self, leaves: Sequence[jax.Array], before: jax.Array, kept: jax.Array):
+        """The fields of `Marks`, from the shards of a device; inside `shard_map`."""
+        marks = self._marks_of(leaves)
+        now = marks[:, digests.DIGEST]
+        earlier = before.reshape(marks.shape)[:, digests.DIGEST]
+        wrong = jnp.any((now != earlier).any(axis=1) & kept)
+        for copied, members in _grouped(self._copied).items():
+            wrong |= _differ(now[members], copied)
+        totals = jnp.zeros_like(marks)
+        for sharded, members in _grouped(self._sharded).items():
+            total = _sum_over(sharded, marks[members])
+            totals = totals.at[members].set(total)
+        wrong = jax.lax.psum(wrong.astype(jnp.int32), self.mesh.axis_names)
+        return marks.reshape(before.shape), totals, wrong
+
+    def _marks_of(self, leaves: Sequence[jax.Array]) -> jax.Array:
+        """The marks of a device's shards of all arrays, (arrays, SUMS); inside `shard_map`."""
+        marks = []
+        for x, leaf in zip(leaves, self._leaves, strict=True):
+            starts = _starts(x, leaf.sharding.spec)
+            marks.append(digests.mark(x, shape=leaf.shape, starts=starts))
+        return jnp.stack(marks)
 
     def find(self, marks: Marks, before: jax.Array, kept: np.ndarray) -> Findings:
         """Which devices hold wrong bits; called by all processes, with the arguments of `mark`."""
-        tables = (gather_table(x, self.mesh) for x in (marks.of_devices, before))
-        now, earlier = (table[..., digests.DIGEST] for table in tables)
-        flat = self.mesh.devices.size
-        now, earlier = (x.reshape(flat, len(self.names), 2) for x in (now, earlier))
+        now = self._gathered_digests(marks.of_devices)
+        earlier = self._gathered_digests(before)
         unchanged = ~kept | (now == earlier).all(axis=-1)
-        faults, senders = [], {}
-        for index in range(len(self.names)):
+        faults = []
+        senders = {}
+        for index, name in enumerate(self.names):
             sets = self._sets(index)
-            judgements = [_judge(now[of, index], unchanged[of, index]) for of in sets]
+            of_array = unchanged[:, index]
+            judgements = [_judge(now[copies, index], of_array[copies]) for copies in sets]
             if all(good is not None and right.all() for good, right in judgements):
                 continue
-            chosen = np.zeros(flat, bool)
-            for of, (good, right) in zip(sets, judgements, strict=True):
-                if good is not None:
-                    chosen[of[good]] = True
-                for device, is_right in zip(of, right, strict=True):
-                    if not is_right:
-                        certain = good is not None or not unchanged[device, index]
-                        why = _why(unchanged[device, index], good is not None)
-                        faults.append(Fault(self.names[index], int(device), bool(certain), why))
-            whole = all(good is not None for good, _ in judgements)
-            senders[index] = chosen.reshape(self.mesh.devices.shape) if whole else None
+            for copies, (good, right) in zip(sets, judgements, strict=True):
+                for device in copies[~right]:
+                    faults.append(_fault(name, device, of_array[device], good is not None))
+            senders[index] = self._senders(sets, [good for good, _ in judgements])
         return Findings(faults, senders)
+
+    def _gathered_digests(self, table: jax.Array) -> np.ndarray:
+        """The digests of the marks of all devices, (devices, arrays, 2), in every process."""
+        marks = gather_table(table, self.mesh)
+        of_devices = marks.reshape(self.mesh.devices.size, *marks.shape[-2:])
+        return of_devices[..., digests.DIGEST]
+
+    def _senders(self, sets: np.ndarray, good: Sequence[int | None]) -> np.ndarray | None:
+        """One device of each set that has the right bits, bool (*mesh); `None` if a set has none.
+
+        Args:
+          sets: from `_sets`.
+          good: the position of a right copy in each set.
+        """
+        if None in good:
+            return None
+        chosen = np.zeros(self.mesh.devices.size, bool)
+        for copies, position in zip(sets, good, strict=True):
+            chosen[copies[position]] = True
+        return chosen.reshape(self.mesh.devices.shape)
 
     def heal(self, tree: Any, findings: Findings) -> Any:
         """The tree with the right bits in all copies of its faulty arrays, sent by a device that has them."""
@@ -178,48 +192,50 @@ class Copies:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _sent(self, index: int, x: jax.Array, senders: np.ndarray) -> jax.Array:
-        spec, copied, axes = x.sharding.spec, self._copied[index], self.mesh.axis_names
+        copied = self._copied[index]
 
         def of_device(x, sends):
             words = f"uint{8 * x.dtype.itemsize}"
-            bits = x.astype(words) if x.dtype == bool else jax.lax.bitcast_convert_type(x, words)
+            is_bool = x.dtype == bool
+            bits = x.astype(words) if is_bool else jax.lax.bitcast_convert_type(x, words)
+            words_of_sum = bits.astype(jnp.uint32)
             # All but one add zeros.
-            bits = jnp.where(sends.reshape(()), bits.astype(jnp.uint32), jnp.uint32(0))
-            bits = (jax.lax.psum(bits, copied) if copied else bits).astype(words)
-            return (
-                bits.astype(bool)
-                if x.dtype == bool
-                else jax.lax.bitcast_convert_type(bits, x.dtype)
-            )
+            sent = jnp.where(sends.reshape(()), words_of_sum, jnp.uint32(0))
+            bits = _sum_over(copied, sent).astype(words)
+            return bits.astype(bool) if is_bool else jax.lax.bitcast_convert_type(bits, x.dtype)
 
+        spec = x.sharding.spec
+        apart = P(*self.mesh.axis_names)
         program = jax.shard_map(
-            of_device, mesh=self.mesh, in_specs=(spec, P(*axes)), out_specs=spec, check_vma=False
+            of_device, mesh=self.mesh, in_specs=(spec, apart), out_specs=spec, check_vma=False
         )
-        place = jax.sharding.NamedSharding(self.mesh, P(*axes))
-        sends = jax.make_array_from_callback(senders.shape, place, lambda part: senders[part])
+        sharding = jax.sharding.NamedSharding(self.mesh, apart)
+        sends = jax.make_array_from_callback(senders.shape, sharding, lambda part: senders[part])
         return jax.jit(program, out_shardings=x.sharding)(x, sends)
 
     def _sets(self, index: int) -> np.ndarray:
         """The devices that hold equal shards of an array, (sets, copies), by position."""
-        shape, copied = self.mesh.devices.shape, self._copied[index]
+        shape = self.mesh.devices.shape
         positions = np.arange(self.mesh.devices.size).reshape(shape)
-        last = [self.mesh.axis_names.index(axis) for axis in copied]
+        last = [self.mesh.axis_names.index(axis) for axis in self._copied[index]]
         first = [i for i in range(len(shape)) if i not in last]
-        copies = int(np.prod([shape[i] for i in last], dtype=np.int64))
+        copies = math.prod(shape[i] for i in last)
         return positions.transpose(*first, *last).reshape(-1, copies)
 
 
 def gather_table(table: jax.Array, mesh: jax.sharding.Mesh) -> np.ndarray:
-    """A table of which every device has its own part, (*mesh, rows, columns) of uint32, in every process."""
+    """A table with a part on every device, (*mesh, rows, columns) of uint32, gathered in every process."""
     mine = {}
     for shard in table.addressable_shards:
-        position = ",".join(str(part.start or 0) for part in shard.index[: mesh.devices.ndim])
+        in_mesh = shard.index[: mesh.devices.ndim]
+        position = ",".join(str(part.start or 0) for part in in_mesh)
         mine[position] = np.asarray(shard.data).tobytes().hex()
     whole = np.zeros(table.shape, np.uint32)
     for posted in processes.gather("table of all devices", json.dumps(mine)):
         for position, text in json.loads(posted).items():
             values = np.frombuffer(bytes.fromhex(text), np.uint32)
-            whole[tuple(map(int, position.split(",")))] = values.reshape(table.shape[-2:])
+            in_mesh = tuple(map(int, position.split(",")))
+            whole[in_mesh] = values.reshape(table.shape[-2:])
     return whole
 
 
@@ -229,20 +245,47 @@ def hosts() -> list[str]:
 
 
 def _judge(digests: np.ndarray, unchanged: np.ndarray) -> tuple[int | None, np.ndarray]:
-    """One copy that is right, if that can be known, and which are.
+    """The position of a right copy, or `None` if it is not known, and a mask of all right copies, bool (copies,).
 
-    Those that are still what they were decide, by their majority.
+    The majority of the copies that have not changed decides.
 
     Args:
       digests: uint32 (copies, 2).
-      unchanged: bool (copies,), whether each is what its device held before.
+      unchanged: bool (copies,), whether the bits of each copy are the same as before.
     """
+    no_majority = (None, np.zeros(len(digests), bool))
     votes = collections.Counter(map(tuple, digests[unchanged].tolist()))
-    (best, count), *_ = votes.most_common(1) or [(None, 0)]
+    if not votes:
+        return no_majority
+    best, count = votes.most_common(1)[0]
     if 2 * count <= unchanged.sum():
-        return None, np.zeros(len(digests), bool)
+        return no_majority
     right = unchanged & (digests == np.array(best)).all(axis=1)
     return int(np.argmax(right)), right
+
+
+def _fault(array: str, device: int, unchanged: bool, majority: bool) -> Fault:
+    """The fault of a device with a wrong copy of an array.
+
+    Args:
+      unchanged: whether the bits of the copy are the same as before.
+      majority: whether most of the copies agree.
+    """
+    certain = majority or not unchanged
+    return Fault(array, int(device), bool(certain), _why(unchanged, majority))
+
+
+def _differ(digests_of_copies: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Whether copies along axes of the mesh have different digests; inside `shard_map`."""
+    # The complement of the largest complement is the smallest digest.
+    both = jnp.stack([digests_of_copies, ~digests_of_copies])
+    largest, largest_complement = jax.lax.pmax(both, axes) if axes else both
+    return jnp.any(largest != ~largest_complement)
+
+
+def _sum_over(axes: tuple[str, ...], x: jax.Array) -> jax.Array:
+    """The sum over axes of the mesh, or `x` itself if there are none; inside `shard_map`."""
+    return jax.lax.psum(x, axes) if axes else x
 
 
 def _why(unchanged: bool, majority: bool) -> str:
@@ -267,7 +310,8 @@ def _grouped(keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], np.ndarra
 
 def _starts(x: jax.Array, spec: P) -> list:
     """Where a device's shard of an array begins; inside `shard_map`."""
-    entries = [*spec, *[None] * (x.ndim - len(spec))]
+    unsharded = [None] * (x.ndim - len(spec))
+    entries = [*spec, *unsharded]
     return [
         jax.lax.axis_index(entry) * size if entry else 0
         for entry, size in zip(entries, x.shape, strict=True)

@@ -1,5 +1,5 @@
-"""All checks of the devices of a run: audits of what they hold, replays of what they compute, and whose fault a
-gradient is that is not finite.
+"""All checks of the devices of a run: audits of their arrays, replays of their computations, and the search for the
+device that caused a gradient that is not finite.
 """
 
 import dataclasses
@@ -43,7 +43,10 @@ class DeviceChecks:
         Raises:
           ConfigError: the objective cannot be replayed.
         """
-        self._assembly, self._source, self._like, self._mesh = assembly, source, like, mesh
+        self._assembly = assembly
+        self._source = source
+        self._like = like
+        self._mesh = mesh
         self._options = assembly.config.audit
         self.events = Events(self._options.most)
         every = self._options.every
@@ -59,7 +62,7 @@ class DeviceChecks:
             self._audit.start(step, state)
 
     def compile(self, state: TrainState, batches: list[Batch]) -> None:
-        """Has what is needed for batches of these shapes compiled, before any process runs it."""
+        """Compiles the programs for batches of these shapes, before any process runs them."""
         for batch in batches if self._replay else ():
             self._replay.compile(state, batch)
 
@@ -98,11 +101,11 @@ class DeviceChecks:
         return state
 
     def explain(self, state: TrainState, skipped: list[tuple[int, int]]) -> TrainState:
-        """Finds out whether devices are at fault for a bad step: the state, healed if they hold wrong bits. Raises
-        if one computed a gradient that is not finite and others did not.
+        """Finds out whether devices are at fault for a bad step. Returns the state, healed if devices hold wrong bits.
+        Raises if some devices computed a gradient that is not finite, and the same gradient is finite elsewhere.
 
         Args:
-          state: in which the update was not made.
+          state: after the bad step, without its update.
           skipped: `SkippedData.ranges`.
         """
         state = self.verify(int(state.step), state)
@@ -113,7 +116,8 @@ class DeviceChecks:
         bad = jax.device_get(state.health)
         if not self._audit or not bad.bad_tensors.any():
             return
-        # The last of the steps whose update was skipped, or the first: since then nothing was updated.
+        # With `skip` the bad step is the last one. Otherwise it is the first bad step, since no update was made after
+        # it.
         skips = self._assembly.config.nonfinite == "skip"
         step = int(state.step) - 1 if skips else int(bad.first_bad_step)
         if step in self._excused:
@@ -145,7 +149,8 @@ class DeviceChecks:
     def _make_replay(self) -> "Replay":
         from vit_jax.training.upkeep.replay import Replay
 
-        config, networks = self._assembly.config, self._assembly.networks
+        config = self._assembly.config
+        teachers = self._assembly.networks.teachers
         # As a run of one device, with its share of the rows.
         alone = dataclasses.replace(
             config,
@@ -153,7 +158,7 @@ class DeviceChecks:
             duration=f"{self._assembly.total_steps} steps",
         )
         made = assembly_for(alone, self._source)
-        alone_networks = dataclasses.replace(made.networks, teachers=networks.teachers)
+        alone_networks = dataclasses.replace(made.networks, teachers=teachers)
         gradient_of = make_gradient(alone_networks, self._assembly.learning_rate, alone)
         wait = config.hosts.wait_minutes
         return Replay(gradient_of, self._like, self._mesh, self.events, wait)

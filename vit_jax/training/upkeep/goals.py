@@ -18,7 +18,7 @@ from vit_jax.training.upkeep.clock import Clock
 
 
 def find_metric_order(config: Config, suite: Suite) -> MetricOrder | None:
-    """By what the evaluations of a run are compared; `None` if that is not known and nothing depends on it.
+    """The metric that compares the evaluations of a run; `None` if it is not known and nothing depends on it.
 
     Raises:
       ConfigError: `config.eval` or `config.checkpoint` asks for the best, and it is not known how to compare.
@@ -46,9 +46,9 @@ class Goals:
     """
 
     def __init__(self, config: Eval, order: MetricOrder | None, saved: dict):
-        """Continues from what was saved with a checkpoint; of runs that were not saved, {}.
+        """Continues from the entry of a checkpoint; {} in a new run.
 
-        What was saved by another metric, or for another target, does not count any more.
+        An entry of another metric, or for another target, does not count any more.
         """
         self._config = config
         self._order = order
@@ -75,7 +75,7 @@ class Goals:
             self.reached = reached
 
     def _is_of_this_metric(self, saved: dict | None) -> bool:
-        """Whether what was saved is of the metric that counts now. Earlier versions did not save its direction."""
+        """Whether the saved entry is of the metric that counts now. Earlier versions did not save its direction."""
         now = self._order
         if not saved or now is None:
             return False
@@ -85,7 +85,7 @@ class Goals:
         )
 
     def saved(self) -> dict[str, Any]:
-        """What is saved with a checkpoint, from which `__init__` continues."""
+        """The entry of a checkpoint; `__init__` continues from it."""
         return {
             "best": self.best,
             "reached": self.reached,
@@ -94,8 +94,9 @@ class Goals:
         }
 
     def ended_before(self, saved: dict) -> str:
-        """Why the run that was saved has ended, by what counts now; '' if it continues. With more patience, or another
-        target, a run continues that was ended by these. One that a callback has ended does not.
+        """The reason why the saved run has ended, by the goals of the config now; '' if it continues. A run that was
+        ended by its patience or target continues with more patience or another target. A run that a callback ended
+        does not.
         """
         if reason := self._reason():
             return reason
@@ -173,7 +174,8 @@ class Goals:
         patience = self._config.patience
         reached = self.reached
         if reached:
-            return f"{reached['metric']} {reached['value']:.4g} reaches config.eval.target = {reached['target']:g}"
+            metric = f"{reached['metric']} {reached['value']:.4g}"
+            return f"{metric} reaches config.eval.target = {reached['target']:g}"
         if patience and self._since >= patience:
             return f"no better {self._order.metric} in {patience} evaluations"
         return ""

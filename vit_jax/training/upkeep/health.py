@@ -1,5 +1,5 @@
-"""Steps that go wrong: how they are found on the devices, what the host does about them, and how a
-run goes back and leaves their data out.
+"""Steps that go wrong: the search for them on the devices, the reaction of the host, and the return to an earlier
+state without their data.
 
 A step is bad if its loss or gradient is not finite, or if its loss is a spike. Its update is never
 made. `config.nonfinite` says what happens next: the run stops, continues without the update, or goes
@@ -47,8 +47,8 @@ class Health:
 
     Attributes:
       first_bad_step: int32, the first of them; −1 for none.
-      bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the
-        order of `patterns.names`.
+      bad_tensors: bool (parameters,), whether the gradient of each parameter was not finite at the last such step, in
+        the order of `patterns.names`.
       in_a_row, skipped: int32, updates skipped in a row and in total.
       mean_loss: float32, running mean of the absolute values of the losses that were not bad: their scale, whatever
         their sign.
@@ -89,11 +89,15 @@ def examine(old: Health, step: jax.Array, loss: jax.Array, grads: dict, spike: S
     if spike.factor:
         bad |= (good_steps >= spike.memory) & (loss > spike.factor * scale)
     # The mean of all losses at first, then one that forgets.
-    weight = 1 / (1 + jnp.minimum(good_steps, spike.memory - 1).astype(jnp.float32))
+    steps_of_mean = jnp.minimum(good_steps, spike.memory - 1)
+    weight = 1 / (1 + steps_of_mean.astype(jnp.float32))
     mean_loss = scale + weight * (jnp.abs(loss) - scale)
+    is_first = (old.first_bad_step < 0) & bad
+    first_bad_step = jnp.where(is_first, step, old.first_bad_step)
+    newest_bad_tensors = jnp.where(bad, bad_tensors, old.bad_tensors)
     return Health(
-        first_bad_step=jnp.where((old.first_bad_step < 0) & bad, step, old.first_bad_step),
-        bad_tensors=jnp.where(bad, bad_tensors, old.bad_tensors),
+        first_bad_step=first_bad_step,
+        bad_tensors=newest_bad_tensors,
         in_a_row=jnp.where(bad, old.in_a_row + 1, 0),
         skipped=old.skipped + bad,
         mean_loss=jnp.where(bad, old.mean_loss, mean_loss),
@@ -111,7 +115,7 @@ def update_is_made(health: Health, nonfinite: str) -> jax.Array:
 def check_health(
     health: Health, params: dict, config: Config, saved_steps: Callable[[], Sequence[int]]
 ) -> None:
-    """Waits for the devices and says what bad steps there were.
+    """Waits for the devices and reports bad steps.
 
     Args:
       saved_steps: the steps of the checkpoints that there are.
@@ -175,7 +179,7 @@ class SkippedData:
 
     def __init__(self, workdir: epath.Path):
         self._path = workdir / "left_out.json"
-        # A damaged file counts as none: what it named is met again, and skipped again.
+        # A damaged file counts as none: the run meets the data that it named again, and skips it again.
         saved = places.read_json(self._path, list) if processes.index() == 0 else None
         agreed = processes.broadcast_from_first("skipped data", json.dumps(saved or []))
         ranges = json.loads(agreed)

@@ -16,7 +16,7 @@ from vit_jax.base import logs
 from vit_jax.base.errors import UserError
 from vit_jax.devices import processes
 
-# `timeout` sends its signal twice, as do others that signal a process and its group.
+# `timeout` sends its signal twice, like all programs that signal a process and its group.
 _SAME_SECONDS = 0.5
 
 
@@ -55,8 +55,8 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is not threading.main_thread():
             return self
-        # Python runs handlers between two of its own instructions, and one of these, a compilation
-        # or a step, may take minutes. What it writes to this pipe at once is read by a thread.
+        # Python runs handlers between two of its instructions, and one of these, a compilation or a step, may take
+        # minutes. But it writes the number of a signal to this pipe at once, and a thread reads it.
         reader, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         threading.Thread(
@@ -93,8 +93,8 @@ class StopRequest:
 
     @contextlib.contextmanager
     def calling(self, function: Callable[[], None]) -> Iterator[None]:
-        """Inside, the first signal calls `function`, so that one process does not wait for what may
-        never come; several have to agree first.
+        """Inside, the first signal calls `function`, so that a single process does not wait for something that may
+        never come; several processes have to agree first.
         """
         self._call = function
         if self.requested:
@@ -107,7 +107,8 @@ class StopRequest:
     def _hear(self, number: int, frame) -> None:
         """The handler: in the main thread, when Python gets to it."""
         if self._heard_at is None:
-            self._heard_at, self.name = time.monotonic(), signal.Signals(number).name
+            self._heard_at = time.monotonic()
+            self.name = signal.Signals(number).name
             StopRequest.requests += 1
             if self._several:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -135,7 +136,9 @@ class StopRequest:
         os.close(reader)
 
     def _leave_terminals(self) -> None:
-        """What is still written to a terminal that was closed goes nowhere: it would be an error, and the exit code."""
+        """Discards further output to a terminal that was closed: writing to it would raise an error, and change the
+        exit code.
+        """
         for file in self._terminals:
             if not os.isatty(file):  # any more
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -153,4 +156,5 @@ def _is_another(heard_at: float) -> bool:
 
 def _say(message: str) -> None:
     # Not by `logging` or `print`, whose locks the main thread may hold.
-    os.write(sys.__stderr__.fileno(), f"{logs.erase_status()}vit_jax: {message}\n".encode())
+    line = f"{logs.erase_status()}vit_jax: {message}\n"
+    os.write(sys.__stderr__.fileno(), line.encode())

@@ -1,5 +1,4 @@
-"""Compiled programs beside a run: a restart on machines that have no programs of their own compiles
-nothing.
+"""Compiled programs beside a run: a restart compiles nothing, also on machines that have not run it before.
 
 JAX finds a program in a folder by everything that it depends on: its text, versions, devices and
 flags. Of several processes only the first writes there, and pods lose their folders. So the programs
@@ -26,7 +25,8 @@ from vit_jax.base import places
 from vit_jax.devices import processes
 from vit_jax.training import guards
 
-FOLDER, AUTO = "compiled", "auto"
+FOLDER = "compiled"
+AUTO = "auto"
 HOME = "~/.cache/vit_jax/xla"
 _INDEX = "index.json"
 _REQUESTS = 8  # at the same time
@@ -34,9 +34,9 @@ _STORED = "*-cache"  # as JAX names its entries
 
 
 class Programs:
-    """The compiled programs of a run; where config.compilation_cache is 'auto', those of several
-    processes and of runs in a bucket are copied between WORKDIR/compiled and JAX's folder. What
-    fails is logged, and the run compiles.
+    """The compiled programs of a run. With config.compilation_cache = 'auto', the programs of several processes and of
+    runs in a bucket are copied between WORKDIR/compiled and JAX's folder. If a copy fails, that is logged, and the run
+    compiles.
     """
 
     def __init__(self, directory: str, workdir: epath.Path):
@@ -45,7 +45,8 @@ class Programs:
         Args:
           directory: config.compilation_cache.
         """
-        self._workdir, self._local = workdir, None
+        self._workdir = workdir
+        self._local: pathlib.Path | None = None  # where JAX keeps programs that are copied
         self._stored: dict[str, str] = {}  # checksums, by name
         self._thread: threading.Thread | None = None
         # XLA does not order collectives inside the loops of a program that it reads again, so that simulated devices
@@ -63,7 +64,8 @@ class Programs:
             guards.use_compilation_cache(HOME if directory == AUTO else directory)
             return
         name = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
-        local = pathlib.Path(HOME).expanduser().parent / "runs" / f"{name}-{processes.index()}"
+        home = pathlib.Path(HOME).expanduser()
+        local = home.parent / "runs" / f"{name}-{processes.index()}"
         try:
             shutil.rmtree(local, ignore_errors=True)  # A process may have ended in a write.
             local.mkdir(mode=0o700, parents=True)
@@ -74,7 +76,7 @@ class Programs:
             return
         self._local = local
         jax.config.update("jax_compilation_cache_dir", str(local))
-        # JAX would make the name of this folder a part of what programs are found by.
+        # JAX would make the name of this folder a part of the keys of programs.
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 
     def fetch(self) -> None:
@@ -84,9 +86,12 @@ class Programs:
             return
         stored = places.read_json(self._store / _INDEX) or {}
         self._stored = {name: mark for name, mark in stored.items() if "/" not in name}
+        names = list(self._stored)
         with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
-            good = dict(zip(self._stored, pool.map(self._fetch, self._stored), strict=True))
-        self._stored = {name: mark for name, mark in self._stored.items() if good[name]}
+            are_good = list(pool.map(self._fetch, names))
+        for name, is_good in zip(names, are_good, strict=True):
+            if not is_good:
+                del self._stored[name]
         if self._stored:
             logging.info("%d compiled programs from %s", len(self._stored), self._store)
 
@@ -128,7 +133,8 @@ class Programs:
                 content = path.read_bytes()
                 places.write_whole(self._store / path.name, content)
                 self._stored[path.name] = _mark(content)
-            places.write_whole(self._store / _INDEX, json.dumps(self._stored) + "\n")
+            index = json.dumps(self._stored)
+            places.write_whole(self._store / _INDEX, index + "\n")
         except OSError as error:
             logging.warning(
                 "compiled programs cannot be written to %s (%s): a restart compiles them again",
@@ -157,15 +163,17 @@ def _mark(content: bytes) -> str:
 
 
 def _is_ours(folder: epath.Path) -> bool:
-    """Whether only the user can write to a local folder; programs of others are not run."""
+    """Whether only the user can write to a local folder; programs of other users are not run."""
     if places.in_bucket(folder) or not folder.exists():
         return True
     status = os.stat(folder)
-    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (os.getuid(), 0)
-    if others:
+    others_can_write = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    of_others = status.st_uid not in (os.getuid(), 0)
+    if others_can_write or of_others:
         logging.warning(
             "%s belongs to others or can be written by them, who could run code in this job: its "
             "compiled programs are not used. Delete it, or chmod 700 it",
             folder,
         )
-    return not others
+        return False
+    return True

@@ -21,11 +21,13 @@ from vit_jax.training.assembly import Assembly
 from vit_jax.training.upkeep import writers as metric_writers
 from vit_jax.training.upkeep.clock import Clock
 
-# What the rest of a run will spend time on.
+# The kinds of work that take the time of the rest of a run.
 _PACE = ("steps", "input", "evaluate", "save")
 # Waiting is worth a warning when it takes more than this share of the time, in this many log lines
 # in a row, and has added up to this many seconds.
-_MUCH_WAITING, _LINES, _SECONDS = 0.1, 3, 10.0
+_MUCH_WAITING = 0.1
+_LINES = 3
+_SECONDS = 10.0
 _READING_HELPS = (
     "What helps reading: more memory for it (config.data.read_ahead), a copy on a local disk "
     "(config.data.cache), large files (vit_jax prepare)."
@@ -57,12 +59,15 @@ class Meter:
         self._assembly = assembly
         self._examples = examples
         self._clock = clock
-        self._waiting, self._warned = collections.deque(maxlen=_LINES), False
+        self._waiting = collections.deque(maxlen=_LINES)
+        self._warned = False
         self._host_waited = [clock.waited] * 2  # before the last step, and since
         self._warned_of_objective = False
         peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        self._shown, self._left, self._shown_at = (), 0.0, time.monotonic()
+        self._shown = ()
+        self._left = 0.0
+        self._shown_at = time.monotonic()
         self._status = logs.status(jax.process_index() == 0)
 
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
@@ -97,48 +102,42 @@ class Meter:
         self._writers = writers
         self.skipped = skipped
         self._pending: list[dict] = _as_on_devices(window)
-        self._logged_at, self._before = step, self._clock.read()
-        self._start = step, self._before
+        self._logged_at = step
+        self._before = self._clock.read()
+        self._start = (step, self._before)
 
     def log(self, step: int, batches: loader.Batches, *, with_skipped: bool = False) -> None:
         """Waits for the devices and writes the means since the last time, and the learning rate of this step.
 
         Args:
           batches: the loader of the steps' batches.
-          with_skipped: whether steps count whose update was skipped: they show why a run ends.
+          with_skipped: whether steps with a skipped update count: they show why a run ends.
         """
-        read = jax.device_get(self._pending)
-        self._pending.clear()
-        averaged = read
-        if self._assembly.config.nonfinite == "skip" and not with_skipped:
-            averaged = _without_skipped(read, self.skipped) or read
-        self.skipped = float(read[-1]["skipped_updates"])
-        scalars = {name: float(np.mean([m[name] for m in averaged])) for name in read[-1]}
-        scalars |= {name: float(read[-1][name]) for name in _NOT_AVERAGED}
+        scalars = self._read_means(with_skipped)
         now = self._clock.read()
-        spent = {kind: now[kind] - self._before[kind] for kind in ("steps", "input")}
-        steps, elapsed = step - self._logged_at, sum(spent.values())
+        waited = now["input"] - self._before["input"]
+        elapsed = now["steps"] - self._before["steps"] + waited
         seen = batches.images_before(step)
         images = seen - batches.images_before(self._logged_at)
-        scalars |= {
-            "images_per_second": images / elapsed,
-            "step_seconds": elapsed / steps,
-            "input_wait": spent["input"] / elapsed,
-            "read_wait": batches.read_wait(),
-            "model_flops_per_second": self._assembly.flops(self._logged_at, step) / elapsed,
-            "examples": seen,
-            "epochs": seen / self._examples,
-            "core_hours": self._clock.training_seconds * jax.device_count() / 3600,
-            "eta_minutes": (self._assembly.total_steps - step) * self._pace(step, now) / 60,
-            "goodput": now["steps"] / sum(now.values()),
-        }
+        flops = self._assembly.flops(self._logged_at, step)
+        scalars["images_per_second"] = images / elapsed
+        scalars["step_seconds"] = elapsed / (step - self._logged_at)
+        scalars["input_wait"] = waited / elapsed
+        scalars["read_wait"] = batches.read_wait()
+        scalars["model_flops_per_second"] = flops / elapsed
+        scalars["examples"] = seen
+        scalars["epochs"] = seen / self._examples
+        scalars["core_hours"] = self._clock.training_seconds * jax.device_count() / 3600
+        left = self._assembly.total_steps - step
+        scalars["eta_minutes"] = left * self._pace(step, now) / 60
+        scalars["goodput"] = now["steps"] / sum(now.values())
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
-        # The devices were idle before the last step if they wait for data: its time is what the host
-        # has waited for it.
+        # If the devices wait for data, they were idle before the last step: the time of that step is the time that the
+        # host has waited for it.
         on_devices = self._clock.waited - self._host_waited[0]
         self._host_waited[1] = self._clock.waited
-        self._warn_of_waiting(scalars, spent["input"], on_devices)
+        self._warn_of_waiting(scalars, waited, on_devices)
         warning = self._assembly.networks.objective.warning(scalars)
         if warning and not self._warned_of_objective:
             self._warned_of_objective = True
@@ -147,16 +146,38 @@ class Meter:
             f"loss {scalars['loss']:.3g}",
             f"{scalars['images_per_second']:,.0f} images/s",
         )
-        self._left, self._shown_at = 60 * scalars["eta_minutes"], time.monotonic()
+        self._left = 60 * scalars["eta_minutes"]
+        self._shown_at = time.monotonic()
         self._show(step)
         self._writers.write_scalars(step, scalars)
         self._writers.flush()
-        self._logged_at, self._before = step, now
+        self._logged_at = step
+        self._before = now
+
+    def _read_means(self, with_skipped: bool) -> dict[str, float]:
+        """The means of the metrics since the last log, and of the learning rate the last value; waits for the
+        devices. See `log`.
+        """
+        read = jax.device_get(self._pending)
+        self._pending.clear()
+        averaged = read
+        if self._assembly.config.nonfinite == "skip" and not with_skipped:
+            averaged = _without_skipped(read, self.skipped) or read
+        last = read[-1]
+        self.skipped = float(last["skipped_updates"])
+        means = {}
+        for name in last:
+            values = [metrics[name] for metrics in averaged]
+            means[name] = float(np.mean(values))
+        for name in _NOT_AVERAGED:
+            means[name] = float(last[name])
+        return means
 
     def _pace(self, step: int, now: dict[str, float]) -> float:
         """Seconds for each step since this process began to train, with all that comes between."""
         first, then = self._start
-        return sum(now[kind] - then[kind] for kind in _PACE) / max(step - first, 1)
+        seconds = [now[kind] - then[kind] for kind in _PACE]
+        return sum(seconds) / max(step - first, 1)
 
     def _warn_of_waiting(
         self, scalars: Mapping[str, float], waited: float, on_devices: float
@@ -174,27 +195,34 @@ class Meter:
         lasts = len(seconds) == _LINES and all(seconds)
         if lasts and sum(seconds) > _SECONDS and not self._warned:
             self._warned = True
-            config, cores = self._assembly.config, local.own_cores()
-            possible = views.images_per_step(config) / min(step_seconds)
-            logging.warning(
-                "The step waits for data %.0f %% of the time: %d decoding threads on %d cores for %s make about "
-                "%s images/s of the %s that this step takes. They decode %.0f %% of their time and wait for reads in "
-                "the rest. %s 'vit_jax benchmark input' shows what the host can do.",
-                100 * scalars["input_wait"], config.data.threads or cores, cores,
-                local.device_text(jax.local_devices()),
-                *(f"{rate / jax.process_count():,.0f}" for rate in (scalars["images_per_second"], possible)),
-                100 * (1 - scalars["read_wait"]),
-                _READING_HELPS if scalars["read_wait"] > 0.5 else _DECODING_HELPS,
-            )  # fmt: skip
+            possible = views.images_per_step(self._assembly.config) / min(step_seconds)
+            self._log_waiting(scalars, possible)
+
+    def _log_waiting(self, scalars: Mapping[str, float], possible: float) -> None:
+        """Logs the warning. Args: `possible`: images/s of devices that do not wait for data."""
+        cores = local.own_cores()
+        threads = self._assembly.config.data.threads or cores
+        made = scalars["images_per_second"] / jax.process_count()
+        taken = possible / jax.process_count()
+        decoding = 1 - scalars["read_wait"]
+        helps = _READING_HELPS if scalars["read_wait"] > 0.5 else _DECODING_HELPS
+        logging.warning(
+            "The step waits for data %.0f %% of the time: %d decoding threads on %d cores for %s make about "
+            "%s images/s of the %s that this step takes. They decode %.0f %% of their time and wait for reads in "
+            "the rest. %s 'vit_jax benchmark input' shows what the host can do.",
+            100 * scalars["input_wait"], threads, cores, local.device_text(jax.local_devices()),
+            f"{made:,.0f}", f"{taken:,.0f}", 100 * decoding, helps,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Ends the status line."""
         self._status.__exit__()
 
     def _show(self, step: int) -> None:
-        """Draws the status: of what was logged last, and nothing that would have to be read from the devices."""
+        """Draws the status from the values that were logged last: nothing is read from the devices."""
         total = self._assembly.total_steps
-        parts = [f"step {step:,} of {total:,} ({step / total:.0%})"]
+        share = step / total
+        parts = [f"step {step:,} of {total:,} ({share:.0%})"]
         if self._shown:
             left = max(self._left - (time.monotonic() - self._shown_at), 0)
             parts += [f"{durations.duration_text(left)} left", *self._shown]
@@ -202,7 +230,7 @@ class Meter:
 
 
 def _without_skipped(window: Sequence[Mapping], before: float | None) -> list[Mapping]:
-    """The metrics of the steps whose update was made.
+    """The metrics of the steps with an update that was made.
 
     Args:
       before: how many updates were skipped before the first of these steps; `None` if that is not known.
@@ -218,17 +246,18 @@ def _without_skipped(window: Sequence[Mapping], before: float | None) -> list[Ma
 
 
 def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:
-    """A window that was saved, of the type in which its mean is computed."""
+    """A window that was saved, in the type of the metrics on the devices."""
     return [{name: np.float32(value) for name, value in metrics.items()} for metrics in window]
 
 
 def make_writers(workdir: epath.Path, config: Config, step: int) -> metric_writers.Writers:
-    """Console, JSON lines, TensorBoard and Weights & Biases of the first process; the others write
-    nothing. The run continues from `step`.
+    """Console, JSON lines, TensorBoard and Weights & Biases of the first process; all other processes write nothing.
+    The run continues from `step`.
     """
     if jax.process_index():
         return metric_writers.Writers()
-    folder, metrics = pathlib.Path(workdir), "metrics.jsonl"
+    folder = pathlib.Path(workdir)
+    metrics = "metrics.jsonl"
     if places.in_bucket(workdir):
         folder = pathlib.Path(tempfile.mkdtemp())
         with contextlib.suppress(FileNotFoundError):
@@ -239,7 +268,8 @@ def make_writers(workdir: epath.Path, config: Config, step: int) -> metric_write
     if config.log.wandb:
         from vit_jax.training.upkeep.wandb_writer import WandbWriter
 
-        writers.append(WandbWriter(config.log.wandb, workdir, folder, dataclasses.asdict(config)))
+        fields = dataclasses.asdict(config)
+        writers.append(WandbWriter(config.log.wandb, workdir, folder, fields))
     if places.in_bucket(workdir):
         writers.append(metric_writers.BucketWriter(folder, workdir))
     return metric_writers.Writers(*writers)

@@ -3,6 +3,7 @@ stands, and the end of a run that has fallen too far behind. The curves are in `
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from absl import logging
 
@@ -184,28 +185,22 @@ def check_reference(
 
 def why_not(curve: Curve, assembly: Assembly, source: Source, suite: Suite) -> list[str]:
     """Why a run cannot be compared with a curve: of each thing that is not the curve's, a phrase."""
-    config, model = assembly.config, sizes_of(assembly.model_config)
-    reasons, data = [], curve.data
+    config = assembly.config
+    model = sizes_of(assembly.model_config)
+    reasons = []
     for name, value in curve.model.items():
         if model.get(name) != value:
             reasons.append(f"its model has {name} {value}, the run's {model.get(name)}")
     image_size = list(height_width(config.data.image_size))
-    if list(data["image_size"]) != image_size:
-        sizes = ["x".join(map(str, size)) for size in (data["image_size"], image_size)]
-        reasons.append(f"its images have {sizes[0]} pixels, the run's {sizes[1]}")
-    names = {data["name"], config.data.name}
+    size_of_curve = curve.data["image_size"]
+    if list(size_of_curve) != image_size:
+        reasons.append(
+            f"its images have {_pixels(size_of_curve)} pixels, the run's {_pixels(image_size)}"
+        )
+    names = {curve.data["name"], config.data.name}
     if len(names) > 1 and names.isdisjoint(_NAMELESS):
-        reasons.append(f"it is of {data['name']}, the run of {config.data.name}")
-    judged = [len(held) for held in (held_out(e) for _, e in suite.evaluators) if held is not None]
-    numbers = {
-        "classes": len(source.classes),
-        "training_examples": len(source),
-        "evaluated_examples": judged[0] if judged else None,
-    }
-    for name, number in numbers.items():
-        exact, known = name == "classes", data.get(name)
-        if known and number and abs(number - known) > (0 if exact else _SAME_SIZE * known):
-            reasons.append(f"it has {known:,} {name.replace('_', ' ')}, the run {number:,}")
+        reasons.append(f"it is of {curve.data['name']}, the run of {config.data.name}")
+    reasons += _other_numbers(curve, source, suite)
     metrics = suite.metrics()
     if metrics is not None and curve.metric not in metrics:
         reasons.append(
@@ -215,6 +210,34 @@ def why_not(curve: Curve, assembly: Assembly, source: Source, suite: Suite) -> l
     if every == 0 or every >= assembly.total_steps:
         reasons.append("the run is evaluated at its end only: set config.eval.every")
     return reasons
+
+
+def _other_numbers(curve: Curve, source: Source, suite: Suite) -> list[str]:
+    """The phrases for the numbers of a run's data that are not those of a curve."""
+    evaluated = None
+    for _, evaluator in suite.evaluators:
+        held = held_out(evaluator)
+        if held is not None:
+            evaluated = len(held)
+            break
+    numbers = {
+        "classes": len(source.classes),
+        "training_examples": len(source),
+        "evaluated_examples": evaluated,
+    }
+    phrases = []
+    for name, number in numbers.items():
+        known = curve.data.get(name)
+        if not known or not number:
+            continue
+        tolerance = 0 if name == "classes" else _SAME_SIZE * known
+        if abs(number - known) > tolerance:
+            phrases.append(f"it has {known:,} {name.replace('_', ' ')}, the run {number:,}")
+    return phrases
+
+
+def _pixels(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))
 
 
 def _spread(band: Band, scale: float) -> str:

@@ -29,9 +29,10 @@ class SaveTimes:
         if self._seconds <= 0 or step < self._next:
             return False
         passed = time.monotonic() - self._saved_at
+        is_due = passed >= self._seconds
         if processes.count() == 1:
-            return passed >= self._seconds
-        answer = json.dumps([passed >= self._seconds, self._steps_to_wait(step, passed)])
+            return is_due
+        answer = json.dumps([is_due, self._steps_to_wait(step, passed)])
         is_due, wait = json.loads(processes.broadcast_from_first("save by time", answer))
         self._next = step + wait
         return is_due

@@ -1,5 +1,5 @@
-"""Where metrics go: console, JSON lines, TensorBoard, Weights & Biases. The interface is that of CLU's
-`MetricWriter`, whose module needs TensorFlow.
+"""Writers of metrics: console, JSON lines, TensorBoard, Weights & Biases. The interface is CLU's `MetricWriter`; CLU's
+module is not used because it needs TensorFlow.
 """
 
 import concurrent.futures
@@ -21,7 +21,7 @@ from etils import epath
 
 from vit_jax.base import durations, logs, places
 
-# What a line on the console shows of a step's scalars, and how.
+# The scalars of a step that a line on the console shows, with their formats.
 _SHOWN = {
     "loss": "loss {:.3g}",
     "accuracy": "accuracy {:.1%}",
@@ -33,7 +33,8 @@ _SHOWN = {
 }
 
 
-# In which group of TensorBoard's cards a scalar stands; `train` has all others whose names have no group.
+# The groups of TensorBoard's cards, by scalar. Scalars that are not listed are in the group of their name, as in
+# `eval/accuracy`, or else in `train`.
 _GROUPS = {
     "learning_rate": "optim",
     "gradient_norm": "optim",
@@ -71,8 +72,8 @@ class Histogram(NamedTuple):
 
 
 class MetricWriter:
-    """The part of CLU's interface that training uses, except histograms, which are counted on the
-    devices. Each method does nothing, so that a writer has those that it has a place for.
+    """The part of CLU's interface that training uses, except histograms, which are counted on the devices. Each method
+    does nothing here; a writer overrides the methods that it supports.
     """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None: ...
@@ -91,22 +92,24 @@ class MetricWriter:
     def flush(self) -> None: ...
 
     def sync(self) -> None:
-        """Returns when what has been written so far is not lost with this process; from any thread."""
+        """Returns when nothing that was written so far can be lost with this process; from any thread."""
 
     def close(self) -> None: ...
 
 
 class ConsoleWriter(MetricWriter):
-    """One line of the scalars a person follows, with units and three figures; all the others are in
-    the files.
-    """
+    """One line of the scalars that a person follows, with units and three figures; all scalars are in the files."""
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        shown = [form.format(scalars[name]) for name, form in _SHOWN.items() if name in scalars]
+        shown = []
+        for name, form in _SHOWN.items():
+            if name in scalars:
+                shown.append(form.format(scalars[name]))
         for name, value in scalars.items():
             if name.startswith("eval/"):
-                share = name.endswith("accuracy")
-                shown.append(f"{name} {f'{value:.1%}' if share else logs.number_text(value, 3)}")
+                is_share = name.endswith("accuracy")
+                number = f"{value:.1%}" if is_share else logs.number_text(value, 3)
+                shown.append(f"{name} {number}")
         if scalars.get("eta_minutes"):
             shown.append(f"{durations.duration_text(60 * scalars['eta_minutes'])} left")
         if shown:
@@ -129,12 +132,16 @@ class JsonLinesWriter(MetricWriter):
         Args:
           marks: further fields of each line.
         """
-        self._file, self._marks = path.open("a+b"), dict(marks)
+        self._file = path.open("a+b")
+        self._marks = dict(marks)
         _drop_cut_line(self._file)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        numbers = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._file.write((json.dumps({"step": step, **self._marks, **numbers}) + "\n").encode())
+        line = {"step": step, **self._marks}
+        for name, value in scalars.items():
+            line[name] = value if math.isfinite(value) else None
+        text = json.dumps(line) + "\n"
+        self._file.write(text.encode())
 
     def flush(self) -> None:
         self._file.flush()
@@ -148,8 +155,8 @@ class JsonLinesWriter(MetricWriter):
 
 
 def _drop_cut_line(file: BinaryIO) -> None:
-    """Ends a file of lines after its last whole one: the next line would be appended to what a
-    killed process left of its last.
+    """Ends a file of lines after its last complete line: a process that was killed may have left a part of a line, and
+    the next line would be appended to it.
     """
     end = file.seek(0, 2)
     position = end
@@ -167,8 +174,8 @@ def _drop_cut_line(file: BinaryIO) -> None:
 
 @functools.cache
 def _tensorboard() -> ModuleType:
-    """tensorboardX without what it imports where it is installed, and does not need to write arrays of NumPy to a local
-    file: a run starts 2 s earlier.
+    """tensorboardX without its optional imports, which are not needed to write arrays of NumPy to a local file: a run
+    starts 2 s earlier.
     """
     blocked = [n for n in ("torch", "boto3", "google.cloud.storage") if n not in sys.modules]
     sys.modules.update(dict.fromkeys(blocked))  # pyrefly: ignore[no-matching-overload]
@@ -182,7 +189,7 @@ def _tensorboard() -> ModuleType:
 
 
 def tag(name: str) -> str:
-    """What TensorBoard calls a scalar of metrics.jsonl.
+    """The name in TensorBoard of a scalar of metrics.jsonl.
 
     >>> tag("loss"), tag("mfu"), tag("eval/accuracy")
     ('train/loss', 'speed/mfu', 'eval/accuracy')
@@ -201,10 +208,11 @@ class TensorBoardWriter(MetricWriter):
         """Appends to the folder.
 
         Args:
-          after: the step from which a run continues: readers forget what was written of later ones; -1: nothing.
+          after: the step that a run continues from: readers forget the events of later steps; -1: none.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._prefix, self._events = str(folder / "events"), None
+        self._prefix = str(folder / "events")
+        self._events = None
         self._after = after
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -223,18 +231,24 @@ class TensorBoardWriter(MetricWriter):
         )
 
     def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        summary = _tensorboard().summary
-        self._write(
-            step,
-            [
-                summary.histogram_raw(
-                    name, min=histogram.edges[0], max=histogram.edges[-1], num=histogram.counts.sum(),
-                    sum=float(histogram.sum), sum_squares=float(histogram.sum_squares),
-                    bucket_limits=histogram.edges[1:], bucket_counts=histogram.counts,
+        make = _tensorboard().summary.histogram_raw
+        summaries = []
+        for name, histogram in histograms.items():
+            edges = histogram.edges
+            counts = histogram.counts
+            summaries.append(
+                make(
+                    name,
+                    min=edges[0],
+                    max=edges[-1],
+                    num=counts.sum(),
+                    sum=float(histogram.sum),
+                    sum_squares=float(histogram.sum_squares),
+                    bucket_limits=edges[1:],
+                    bucket_counts=counts,
                 )
-                for name, histogram in histograms.items()
-            ],
-        )  # fmt: skip
+            )
+        self._write(step, summaries)
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         text = _tensorboard().summary.text
@@ -244,8 +258,12 @@ class TensorBoardWriter(MetricWriter):
         # A file that could not be written to the end is left behind; TensorBoard reads all files. By its seconds
         # alone, one that is begun soon afterwards would have the same name, and replace it.
         library = _tensorboard()
-        make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
-        events, self._events = self._events or make(self._prefix, f".{time.time_ns()}"), None
+        event = library.proto.event_pb2.Event
+        events = self._events
+        self._events = None
+        if events is None:
+            name = f".{time.time_ns()}"
+            events = library.event_file_writer.EventsWriter(self._prefix, name)
         if self._after >= 0:
             # Events after the checkpoint that a run continues from are written again.
             session = library.proto.event_pb2.SessionLog
@@ -271,15 +289,16 @@ class TensorBoardWriter(MetricWriter):
 
 
 class BucketWriter(MetricWriter):
-    """Copies a folder of files that grow to a bucket, where nothing can be appended to: at most once
-    a minute, in a thread of its own, so that a bucket that answers late does not hold up training; for
-    each checkpoint; and at the end. The folder is removed then.
+    """Copies a folder of growing files to a bucket, where files cannot be appended to: at most once a minute, in a
+    separate thread, so that a bucket that answers late does not hold up training; for each checkpoint; and at the end.
+    The folder is removed then.
     """
 
     SECONDS = 60
 
     def __init__(self, folder: pathlib.Path, bucket: epath.Path):
-        self._folder, self._bucket = folder, bucket
+        self._folder = folder
+        self._bucket = bucket
         self._sizes: dict[pathlib.Path, int] = {}
         self._due = time.monotonic()
         self._copies = concurrent.futures.ThreadPoolExecutor(1, "vit_jax-metrics")
@@ -292,9 +311,10 @@ class BucketWriter(MetricWriter):
         if time.monotonic() < self._due or (self._copy and not self._copy.done()):
             return
         self._due = time.monotonic() + self.SECONDS
-        before, self._copy = self._copy, self._copies.submit(self._copy_all)
+        before = self._copy
+        self._copy = self._copies.submit(self._copy_all)
         if before:
-            before.result()  # raises what went wrong a minute ago
+            before.result()  # raises the error of the last copy, if it failed
 
     def sync(self) -> None:
         self._copies.submit(self._copy_all).result()
@@ -312,7 +332,8 @@ def copy_grown(
     folder: pathlib.Path, bucket: epath.Path, sizes: Mapping[pathlib.Path, int]
 ) -> dict[pathlib.Path, int]:
     """Copies the files in `folder` that have another size than in `sizes`; returns their sizes."""
-    now = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    now = {file: file.stat().st_size for file in files}
     for file, size in now.items():
         if sizes.get(file) != size:
             copy = bucket / file.relative_to(folder).as_posix()
@@ -321,7 +342,7 @@ def copy_grown(
 
 
 class Writers(MetricWriter):
-    """Several writers as one. What cannot be written is logged and lost; it does not end a run."""
+    """Several writers as one. If metrics cannot be written, that is logged; they are lost, and the run continues."""
 
     def __init__(self, *writers: MetricWriter):
         self._writers = writers
