@@ -321,9 +321,10 @@ def read_bytes(path: epath.PathLike, first: int = 0, size: int | None = None) ->
     """
     last_opened[threading.current_thread().name] = os.fspath(path)
     if in_bucket(path):
-        wanted = {} if size is None else {"start": first, "end": first + size}
+        start = first or None  # of whole objects no range is asked, which some servers refuse
+        end = None if size is None else first + size
         with _as_os_errors(path):
-            content = _client(path).cat_file(os.fspath(path), **wanted)
+            content = _client(path).cat_file(os.fspath(path), start=start, end=end)
     else:
         with open(path, "rb") as file:
             file.seek(first)

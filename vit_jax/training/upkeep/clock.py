@@ -175,7 +175,8 @@ class Clock:
             minutes = self._minutes.get(kind, self._other_minutes)
             if 0 < minutes * 60 < time.monotonic() - since:
                 what = "a step" if kind in _MOVING else KINDS[kind]
-                opened = [f"\n  {who}: {file}" for who, file in places.last_opened.items()]
+                last_opened = list(places.last_opened.items())  # other threads go on adding to it
+                opened = [f"\n  {who}: {file}" for who, file in last_opened]
                 files = f" The files that threads opened last:{''.join(opened)}" if opened else ""
                 processes.abort_all(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
