@@ -82,7 +82,7 @@ def keep_if_good(state: TrainState, update: Update, loss: jax.Array, config: Con
 
 
 def refresh_gram_teacher(state: TrainState, networks: Networks) -> TrainState:
-    """The state at the end of a step, with its Gram teacher refreshed if that is due, even if the update was skipped."""
+    """The state at the end of a step, with its Gram teacher refreshed if due, even if the update was skipped."""
     gram_teacher = networks.objective.gram_teacher()
     if gram_teacher is None:
         return state
