@@ -18,7 +18,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
-from vit_jax.data.augmentation import augment, own, patches
+from vit_jax.data.augmentation import own, patches, pipeline
 from vit_jax.inspection import run as inspecting
 from vit_jax.models import positions, registry
 from vit_jax.models.contract import PatchBatch
@@ -333,20 +333,20 @@ def test_a_guests_augmentation_changes_every_layout_of_images_or_is_refused(fold
 
     native = PatchBatch(pixels.reshape(64, 4, 48), np.full((64, 2), 2, np.int32))
     for found in (
-        strengths(augment.augment, pixels),
-        strengths(patches.augment_patches, native, channels=3),
+        strengths(pipeline.augment, pixels),
+        strengths(pipeline.augment, native, layout=patches.Patches(3)),
     ):
         assert 6 < found.mean() < 14 and found.min() < 4 and found.max() > 15
     monkeypatch.setattr(type(own.AUGMENTATIONS["noise"]), "needs_whole_images", True)
     with pytest.raises(ConfigError, match="config.augment.own has 'noise'.*needs_whole_images"):
-        patches.check_augmentation(noisy, "config.data.native_tokens")
+        pipeline.check_native_sizes(noisy, "config.data.native_tokens")
     monkeypatch.setattr(type(own.AUGMENTATIONS["noise"]), "moves_pixels", True)
     with pytest.raises(ConfigError, match="'noise', which moves pixels.*`move`"):
-        augment.check_moves(noisy)
+        pipeline.check_masks(noisy)
     with pytest.raises(
         ConfigError, match="no augmentation 'noisy' is registered; did you mean 'noise'"
     ):
-        augment.check_augmentation(dataclasses.replace(noisy, own=("noisy",)), 3)
+        pipeline.check_augmentation(dataclasses.replace(noisy, own=("noisy",)), 3)
 
 
 def test_a_guests_schedule_falls_to_its_end_and_an_option_that_it_does_not_read_is_refused(folder):

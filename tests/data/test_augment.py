@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.repeats import slow_unless
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation import augment as aug
+from vit_jax.data.augmentation import pipeline
 from vit_jax.data.augmentation.color import change_colors
 from vit_jax.data.options import Augment, Data
 
@@ -34,14 +35,16 @@ def everything():
     """The step's augmentation with everything on, compiled."""
 
     def function(images, labels, key):
-        return aug.augment(images, labels, key, EVERYTHING, mean=MEAN, std=STD)
+        return pipeline.augment(images, labels, key, EVERYTHING, mean=MEAN, std=STD)
 
     return jax.jit(function)
 
 
 def test_with_everything_off_only_normalisation_is_left(batch):
     images, labels = batch
-    out, out_labels = aug.augment(images, labels, jax.random.key(0), NOTHING, mean=MEAN, std=STD)
+    out, out_labels = pipeline.augment(
+        images, labels, jax.random.key(0), NOTHING, mean=MEAN, std=STD
+    )
     np.testing.assert_allclose(out, (images / 255.0 - MEAN) / STD, atol=2e-6)
     np.testing.assert_array_equal(out, aug.normalize(images, MEAN, STD, jnp.float32))
     np.testing.assert_array_equal(out_labels, labels)
@@ -61,7 +64,7 @@ def test_normalize_takes_floats_too_and_computes_in_float32(batch):
 
 def test_float_images_are_refused_by_augment(batch):
     with pytest.raises(ValueError, match="uint8 images, not float32"):
-        aug.augment(
+        pipeline.augment(
             batch[0].astype(np.float32), batch[1], jax.random.key(0), NOTHING, mean=MEAN, std=STD
         )
 
@@ -168,7 +171,7 @@ def test_erasing_fills_with_one_colour_or_the_mean_and_keeps_to_area_and_aspect(
 )
 def test_what_contradicts_itself_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        aug.check_augmentation(dataclasses.replace(NOTHING, **values), 3)
+        pipeline.check_augmentation(dataclasses.replace(NOTHING, **values), 3)
 
 
 @pytest.mark.parametrize(
@@ -182,21 +185,21 @@ def test_what_contradicts_itself_is_refused(values, message):
 )
 def test_what_changes_colours_is_refused_for_images_without_them(values, off):
     config = dataclasses.replace(NOTHING, **values)
-    aug.check_augmentation(config, 3)
+    pipeline.check_augmentation(config, 3)
     (name,) = values
     message = f"config.augment.{name} changes the colours of RGB .* is 13: set it to {off}$"
     with pytest.raises(ConfigError, match=message):
-        aug.check_augmentation(config, 13)
+        pipeline.check_augmentation(config, 13)
 
 
 @pytest.mark.parametrize("channels", slow_unless([5], [1, 5]))
 def test_what_does_not_change_colours_suits_any_number_of_channels(channels):
     images = np.random.default_rng(0).integers(0, 256, (8, 12, 10, channels), np.uint8)
     config = Augment(mixup=0.8, cutmix=1.0, erasing=0.5, erasing_mode="rand")
-    aug.check_augmentation(config, channels)
+    pipeline.check_augmentation(config, channels)
     data = aug.with_channels(Data(channels=channels))
     labels = np.eye(8, dtype=np.float32)
-    augment = jax.jit(aug.augment, static_argnums=3, static_argnames=("mean", "std"))
+    augment = jax.jit(pipeline.augment, static_argnums=3, static_argnames=("mean", "std"))
     out, _ = augment(images, labels, jax.random.key(0), config, mean=data.mean, std=data.std)
     assert out.shape == images.shape and np.isfinite(out).all()
 
@@ -232,7 +235,7 @@ def test_the_config_chooses_among_the_families(batch, monkeypatch, values, funct
 
     monkeypatch.setitem(aug.POLICIES, function, note)
     config = dataclasses.replace(NOTHING, **values)
-    out, _ = aug.augment(*batch, jax.random.key(0), config, mean=MEAN, std=STD)
+    out, _ = pipeline.augment(*batch, jax.random.key(0), config, mean=MEAN, std=STD)
     np.testing.assert_array_equal(out, aug.normalize(255 - batch[0], MEAN, STD, jnp.float32))
     ((args, kwargs),) = called.values()
     if function != "three_augment":
@@ -301,7 +304,7 @@ def test_label_mass_equals_pixel_mass(config):
     labels = np.eye(3, dtype=np.float32)[[0, 1, 2, 2, 1, 0, 0, 2]]
     images = np.broadcast_to(255 * labels[:, None, None], (8, 21, 18, 3)).astype(np.uint8)
     config = dataclasses.replace(NOTHING, **config)
-    out, out_labels = aug.augment(
+    out, out_labels = pipeline.augment(
         images, labels, jax.random.key(0), config, mean=(0, 0, 0), std=(1, 1, 1)
     )
     np.testing.assert_allclose(out.mean((1, 2)), out_labels, atol=1e-5)
@@ -312,7 +315,9 @@ def test_label_mass_equals_pixel_mass(config):
 def test_images_are_in_the_normalised_range_and_of_the_dtype_asked_for(batch):
     config = dataclasses.replace(EVERYTHING, erasing=0.0)
     function = jax.jit(
-        lambda batch, key: aug.augment(*batch, key, config, mean=MEAN, std=STD, dtype=jnp.bfloat16)
+        lambda batch, key: pipeline.augment(
+            *batch, key, config, mean=MEAN, std=STD, dtype=jnp.bfloat16
+        )
     )
     out, labels = function(batch, jax.random.key(0))
     assert out.dtype == jnp.bfloat16 and labels.dtype == jnp.float32 and out.shape == batch[0].shape
@@ -336,8 +341,10 @@ def test_equal_keys_give_equal_batches_other_keys_others_and_one_program_serves_
 
 def test_switching_one_operation_off_leaves_the_draws_of_the_others(batch):
     images, labels = batch
-    only_flip = aug.augment(images, labels, jax.random.key(0), Augment(), mean=MEAN, std=STD)[0]
-    erased = aug.augment(
+    only_flip = pipeline.augment(images, labels, jax.random.key(0), Augment(), mean=MEAN, std=STD)[
+        0
+    ]
+    erased = pipeline.augment(
         images, labels, jax.random.key(0), Augment(erasing=1.0), mean=MEAN, std=STD
     )[0]
     same = (np.asarray(erased) == np.asarray(only_flip)).all(-1).mean((1, 2))

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.data.augmentation import augment as aug
-from vit_jax.data.augmentation import randaugment, timm_augment
+from vit_jax.data.augmentation import pipeline, randaugment, timm_augment
 from vit_jax.data.augmentation.three_augment import three_augment
 from vit_jax.data.options import Augment
 
@@ -35,7 +34,7 @@ def lowered(config, batch, size):
     key = jax.eval_shape(lambda: jax.random.key(0))
 
     def function(images, labels, key):
-        return aug.augment(images, labels, key, config, mean=(0.5,) * 3, std=(0.5,) * 3)
+        return pipeline.augment(images, labels, key, config, mean=(0.5,) * 3, std=(0.5,) * 3)
 
     return jax.jit(function).lower(images, labels, key)
 

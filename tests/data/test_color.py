@@ -11,7 +11,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation import color
-from vit_jax.data.augmentation.augment import check_augmentation
+from vit_jax.data.augmentation.pipeline import check_augmentation
 from vit_jax.data.options import Augment
 
 

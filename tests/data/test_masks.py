@@ -16,7 +16,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
 from vit_jax.data import batches, cache, crops, sources
-from vit_jax.data.augmentation import augment
+from vit_jax.data.augmentation import pipeline
 from vit_jax.data.decoding import decode
 from vit_jax.data.decoding.samples import upright
 from vit_jax.data.labels.masks import IGNORED, LabelMap, numbered
@@ -347,13 +347,13 @@ def test_flips_move_masks_with_their_images():
     images = np.random.default_rng(0).integers(0, 256, (16, 4, 6, 3)).astype(np.uint8)
     maps, key = images[..., 0], jax.random.key(3)
     how = dict(mean=(0.0,) * 3, std=(1 / 255,) * 3)
-    seen, _ = augment.augment(images, {}, key, config, **how)
-    moved = augment.moved({"label": maps}, key, config)["label"]
+    seen, _ = pipeline.augment(images, {}, key, config, **how)
+    moved = pipeline.move({"label": maps}, key, config)["label"]
     np.testing.assert_allclose(seen[..., 0], moved, atol=1e-3)
     flipped = (np.asarray(moved) != maps).any((1, 2))
     assert 0 < flipped.sum() < 16
     still = dataclasses.replace(config, flip=False)
-    np.testing.assert_array_equal(augment.moved(maps, key, still), maps)
+    np.testing.assert_array_equal(pipeline.move(maps, key, still), maps)
 
 
 def test_a_cache_keeps_masks(scenes, tmp_path):

@@ -12,6 +12,7 @@ from vit_jax.data.augmentation import (
     geometry,
     patch_layout,
     patches,
+    pipeline,
     randaugment,
     timm_augment,
 )
@@ -68,7 +69,7 @@ def test_colours_of_patches_are_those_of_whole_images():
     @jax.jit
     def both(images, batch):
         whole = color.change_colors(images, jax.random.split(key, 5)[2], config)
-        return whole, patches.augment_patches(batch, {}, key, config, channels=3, **how)[0]
+        return whole, pipeline.augment(batch, {}, key, config, layout=patches.Patches(3), **how)[0]
 
     whole, native = both(images, padded(images))
     difference = np.abs(np.asarray(images_of(native)) - np.asarray(whole, np.float32))

@@ -15,7 +15,7 @@ from tests.parity.images import CLASSES, cifar
 from tests.parity.timm_parts import MEAN, STD
 from vit_jax.config import default_config
 from vit_jax.data import crops, order
-from vit_jax.data.augmentation import augment
+from vit_jax.data.augmentation import augment, pipeline
 from vit_jax.data.options import Augment
 from vit_jax.objectives.supervised import smoothed
 
@@ -67,7 +67,7 @@ def ours(seed: int) -> dict[str, np.ndarray]:
         @jax.jit
         def changed(images, key, config=config):
             given = dict(mean=MEAN, std=STD)
-            return augment.augment(images, {}, key, config, **given)[0]
+            return pipeline.augment(images, {}, key, config, **given)[0]
 
         chosen = images[np.random.default_rng(seed).integers(0, len(images), DRAWS)]
         results = [

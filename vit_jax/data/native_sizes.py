@@ -12,7 +12,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import named_entries
 from vit_jax.data import crops
-from vit_jax.data.augmentation import patches
+from vit_jax.data.augmentation import pipeline
 from vit_jax.data.decoding import decode
 from vit_jax.data.native_batches import batch_sizes, find_lengths
 from vit_jax.data.options import Data
@@ -182,7 +182,7 @@ def for_training(config: BatchSpec, takes_native: bool, model: ClassifierConfig)
         raise ConfigError(
             f"{where}: the evaluator 'loss' of config.eval.evaluators measures images of one size; name accuracy"
         )
-    patches.check_augmentation(config.augment, where)
+    pipeline.check_native_sizes(config.augment, where)
     for size in batch_sizes(config):
         if size % config.accumulate:
             raise ConfigError(

@@ -17,7 +17,7 @@ from vit_jax.base import durations, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data import crops
-from vit_jax.data.augmentation import augment as augmentation
+from vit_jax.data.augmentation import pipeline
 from vit_jax.data.options import Augment, Data
 from vit_jax.data.order import BatchSpec
 
@@ -124,7 +124,7 @@ def find_views(config: BatchSpec) -> tuple[Views, ...]:
         )
         try:
             crops.check_crops(view.data)
-            augmentation.check_augmentation(view.augment, view.data.channels)
+            pipeline.check_augmentation(view.augment, view.data.channels)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         first += view.count
@@ -149,7 +149,7 @@ def augment_views(
 
     def of_views(view: Views) -> jax.Array:
         def one(images, number):
-            return augmentation.augment(
+            return pipeline.augment(
                 images, {}, jax.random.fold_in(key, number), view.augment, **normalization
             )[0]
 

@@ -22,7 +22,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions, reading, storage
 from vit_jax.config import Config, config_class
 from vit_jax.data import views
-from vit_jax.data.augmentation import augment
+from vit_jax.data.augmentation import pipeline
 from vit_jax.data.labels.masks import ClassTable
 from vit_jax.data.options import Data
 from vit_jax.data.sources import fingerprint
@@ -235,7 +235,7 @@ def check_masks(config: Config, objective: type[Objective], masks: ClassTable | 
             f"the objective {name!r} needs masks, and {data} has none: set --config.data.name=masks and "
             "--config.data.path=FOLDER, or of a TFDS data set --config.data.mask_feature=auto"
         )
-    augment.check_moves(config.augment)
+    pipeline.check_masks(config.augment)
     if config.data.permute != "none":
         raise ConfigError(
             f"config.data.permute = {config.data.permute!r}: pixels with masks are not permuted"

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from vit_jax.compute import partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
-from vit_jax.data.augmentation.augment import augment, moved, permuted
+from vit_jax.data.augmentation import pipeline
+from vit_jax.data.augmentation.augment import permuted
 from vit_jax.models.contract import images_of, size_and_patch
 from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import Networks
@@ -68,9 +69,9 @@ def _augment_images(
     size, _ = size_and_patch(batch["image"].shape)
     image = batch["image"].reshape(-1, *size, config.data.channels)
     normalization = _normalization(networks, config)
-    image, targets = augment(image, targets, key, config.augment, **normalization)
+    image, targets = pipeline.augment(image, targets, key, config.augment, **normalization)
     if networks.objective.needs_masks:
-        targets = moved(targets, key, config.augment)
+        targets = pipeline.move(targets, key, config.augment)
     return {"image": permuted(image, config.data)}, targets
 
 
@@ -91,12 +92,13 @@ def _augment_patches(
     """Images of any size, as patches."""
     from vit_jax.data.augmentation import patches
 
-    image, targets = patches.augment_patches(
+    layout = patches.Patches(config.data.channels)
+    image, targets = pipeline.augment(
         images_of(batch),
         targets,
         key,
         config.augment,
-        channels=config.data.channels,
+        layout=layout,
         **_normalization(networks, config),
     )
     return {"image": image}, targets

@@ -15,7 +15,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
 from vit_jax.config import Config
 from vit_jax.data import crops, sources, views
-from vit_jax.data.augmentation import augment
+from vit_jax.data.augmentation import augment, pipeline
 from vit_jax.objectives.networks import model_config_of
 from vit_jax.training import guards
 
@@ -46,7 +46,7 @@ def _resolve_data(config: Config, workdir: Workdir) -> Config:
     data = augment.with_channels(config.data)
     if data.examine and workdir:
         data = guards.data_as_begun(data, workdir)
-    augment.check_augmentation(config.augment, data.channels)
+    pipeline.check_augmentation(config.augment, data.channels)
     crops.check_crops(data)
     sources.check_path(data)
     sources.check_features(data)

@@ -1,14 +1,12 @@
-"""Random changes to a batch of training images, made on the devices inside the compiled step.
+"""The operations of `pipeline` on whole images: flip, normalisation, random erasing, mixup and cutmix.
 
-Lives here: the order of augmentation, flip, normalisation, random erasing, mixup and cutmix. Changes of
-colours are in `color.py`, RandAugment in `randaugment.py` and `timm_augment.py`, which has AutoAugment too, 3-Augment
-in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`. Everything is a pure function
-of its arguments, works on the whole batch, and gives the same result however the batch is sharded.
+Changes of colours are in `color.py`, RandAugment in `randaugment.py` and `timm_augment.py`, which has AutoAugment too,
+3-Augment in `three_augment.py`.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +15,6 @@ from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lazy_table import LazyTable
-from vit_jax.data.augmentation import color, own
 from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
@@ -37,17 +34,8 @@ POLICIES = LazyTable(
 )
 
 
-def check_augmentation(config: Augment, channels: int) -> None:
-    """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit images with this
-    number of channels.
-    """
-    for name in (*color.FIELDS, "randaugment_layers", "autoaugment", "three_augment"):
-        if getattr(config, name) and channels != 3:
-            raise ConfigError(
-                f"config.augment.{name} changes the colours of RGB images, and config.data.channels is "
-                f"{channels}: set it to {type(getattr(config, name))()}"
-            )
-    own.check_names(config)
+def check_strengths(config: Augment) -> None:
+    """Raises `ConfigError` for strengths in the section `config.augment` that contradict each other."""
     if config.randaugment_std and config.randaugment_kind == "tensorflow":
         raise ConfigError(
             f"config.augment.randaugment_std = {config.randaugment_std}: the magnitudes of "
@@ -103,64 +91,57 @@ def with_channels(config_data: Data) -> Data:
     return dataclasses.replace(config_data, **values)
 
 
-def augment(
-    images: jax.Array,
-    targets: Any,
-    key: jax.Array,
-    config: Augment,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> tuple[jax.Array, Any]:
-    """Augments and normalises a batch for training, as `config` says.
-
-    The order is that of the field:
-    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. changes of colours, see `color.CHANGES`, and registered
-       augmentations, see `own`: on pixels in [0, 255];
-    4. normalisation;
-    5. random erasing, whose noise is standard normal and so belongs after normalisation;
-    6. mixup or cutmix, which mix finished examples.
-
-    Args:
-      images: (B, H, W, C) uint8.
-      targets: a tree of float32 (B, …), such as one-hot or multi-hot labels (B, K).
-      key: random key; each operation has a sub-key, so switching one off leaves the draws of the others as they are.
-      config: the section `config.augment`; its fields are explained in `vit_jax.config.Augment`.
-      mean, std: (C,), of pixels in [0, 1].
-      dtype: of the images returned; all arithmetic is float32.
-
-    Returns:
-      images (B, H, W, C) of `dtype` and the targets, mixed as the images are.
-    """
-    if images.dtype != jnp.uint8:
+def check_pixels(pixels: jax.Array) -> None:
+    """Raises `ValueError` unless pixels are uint8."""
+    if pixels.dtype != jnp.uint8:
         raise ValueError(
-            f"augment takes uint8 images, not {images.dtype}: pass them as the loader yields them"
+            f"augment takes uint8 images, not {pixels.dtype}: pass them as the loader yields them"
         )
-    flip_key, randaugment_key, color_key, erase_key, mix_key = jax.random.split(key, 5)
-    if config.flip:
-        images = flip(images, flip_key)
-    images = choose_operations(images, randaugment_key, config, mean)
-    if config.three_augment:
-        images = POLICIES["three_augment"](images, jax.random.fold_in(randaugment_key, 2))
-    images = color.change_colors(images, color_key, config)
-    images = own.change(images, key, config)
-    images = normalize(images, mean, std, jnp.float32)
-    if config.erasing:
-        images = erase(
+
+
+class WholeImages:
+    """The layout (B, H, W, C) of images, see `pipeline.PixelLayout`."""
+
+    def check(self, images: jax.Array) -> None:
+        check_pixels(images)
+
+    def flip(self, images: jax.Array, key: jax.Array) -> jax.Array:
+        return flip(images, key)
+
+    def choose_operations(
+        self, images: jax.Array, key: jax.Array, config: Augment, mean: Sequence[float]
+    ) -> jax.Array:
+        return choose_operations(images, key, config, mean)
+
+    def change_pixels(
+        self, images: jax.Array, change: Callable[[jax.Array, None], jax.Array]
+    ) -> jax.Array:
+        return change(images, None)
+
+    def normalize(
+        self, images: jax.Array, mean: Sequence[float], std: Sequence[float]
+    ) -> jax.Array:
+        return normalize(images, mean, std, jnp.float32)
+
+    def erase(self, images: jax.Array, key: jax.Array, config: Augment) -> jax.Array:
+        return erase(
             images,
-            erase_key,
+            key,
             config.erasing,
             mode=config.erasing_mode,
             area=config.erasing_area,
             aspect=config.erasing_aspect,
         )
-    if config.mixup or config.cutmix:
-        share = own_share(
-            mix_key, images.shape[1:3], config.mixup, config.cutmix, config.mix_switch
-        )
-        images, targets = mix(images, targets, share)
-    return images.astype(dtype), targets
+
+    def mix(
+        self, images: jax.Array, targets: Any, key: jax.Array, config: Augment
+    ) -> tuple[jax.Array, Any]:
+        size = images.shape[1:3]
+        share = own_share(key, size, config.mixup, config.cutmix, config.mix_switch)
+        return mix(images, targets, share)
+
+    def cast(self, images: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+        return images.astype(dtype)
 
 
 def choose_operations(
@@ -180,29 +161,6 @@ def choose_operations(
         key = jax.random.fold_in(key, 1)
         images = POLICIES["autoaugment"](images, key, fill=fill, **layout)
     return images
-
-
-def moved(maps: Any, key: jax.Array, config: Augment) -> Any:
-    """Maps of images as `augment` with this key and config moves the pixels of these.
-
-    Args:
-      maps: a tree of (B, H, W), such as the classes of pixels.
-    """
-    if config.flip:
-        flip_key = jax.random.split(key, 5)[0]
-        maps = jax.tree.map(lambda x: flip(x[..., None], flip_key)[..., 0], maps)
-    return jax.tree.map(lambda x: own.move(x, key, config), maps)
-
-
-def check_moves(config: Augment) -> None:
-    """Raises `ConfigError` for random changes that move pixels where `moved` does not."""
-    for name in ("randaugment_layers", "autoaugment"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"config.augment.{name} = {getattr(config, name)} would move pixels of images and not of their "
-                f"masks: set it to {type(getattr(config, name))()}"
-            )
-    own.check_masks(config)
 
 
 def normalize(

@@ -28,10 +28,12 @@ class Change(NamedTuple):
     Attributes:
       probability: the field of `config.augment` that has the probability of the change.
       apply: from images (B, H, W, 3) uint8, a random key, the section and `jitter`'s `inside` to all images, changed.
+      needs_whole_images: whether it depends on neighbouring pixels, and patches are refused.
     """
 
     probability: str
     apply: Callable[[jax.Array, jax.Array, Augment, jax.Array | None], jax.Array]
+    needs_whole_images: bool = False
 
 
 # By the field that switches them on, in their order. A change's position is part of its random key: a new
@@ -47,6 +49,7 @@ CHANGES = {
     "blur": Change(
         "blur",
         lambda images, key, config, inside: gaussian_blur(images, blur_sigma(key, len(images))),
+        needs_whole_images=True,
     ),
     "solarize": Change(
         "solarize", lambda images, key, config, inside: solarize(images, SOLARIZE_FROM)

@@ -1,8 +1,6 @@
-"""Random changes to training images at sizes of their own, and their normalisation: of patches in place of pixels.
+"""The operations of `pipeline` on images at their own sizes: their pixels are arranged in patches."""
 
-What works on whole images alone is refused by name.
-"""
-
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,65 +8,52 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation import augment, color, own, patch_layout
+from vit_jax.data.augmentation import augment, patch_layout
 from vit_jax.data.options import Augment
 from vit_jax.models import native_sizes
 from vit_jax.models.contract import PatchBatch
 
-_SWITCHES = ("blur", "three_augment")
 _GROUP = 32  # images among which partners are found
 _WINDOW = 4  # neighbours by aspect that are shuffled
 
 
-def check_augmentation(config: Augment, where: str) -> None:
-    """Raises `ConfigError` if `config.augment` asks for what patches do not allow; `where`: the option that has
-    them.
-    """
-    for name in _SWITCHES:
-        if value := getattr(config, name):
-            raise ConfigError(
-                f"{where}: config.augment.{name} = {value} changes whole images alone, and these are patches; set it "
-                f"to {type(value)()}"
-            )
-    own.check_patches(config, where)
+@dataclasses.dataclass(frozen=True)
+class Patches:
+    """The layout of images at their own sizes, see `pipeline.PixelLayout`; all have this number of channels."""
 
+    channels: int
 
-def augment_patches(
-    images: PatchBatch,
-    targets: Any,
-    key: jax.Array,
-    config: Augment,
-    *,
-    channels: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> tuple[PatchBatch, Any]:
-    """Augments and normalises images, in the order and with the keys of `augment.augment`: flips, RandAugment and
-    AutoAugment, changes of colours, normalisation, erasing, mixing.
+    def check(self, images: PatchBatch) -> None:
+        augment.check_pixels(images.patches)
 
-    Args:
-      images: patches uint8.
-      targets: a tree of float32 (B, …), mixed as the images are.
-      key: random key.
-      config: the section `config.augment`.
-      channels: of the images.
-      mean, std, dtype: as of `normalize`.
-    """
-    flip_key, randaugment_key, color_key, erase_key, mix_key = jax.random.split(key, 5)
-    if config.flip:
-        images = flip(images, flip_key, channels)
-    if config.randaugment_layers or config.autoaugment:
-        images = choose_operations(images, randaugment_key, config, mean)
-    images = _change_colors(images, color_key, config, channels)
-    images = _change_by_own(images, key, config, channels)
-    images = normalize(images, mean, std, jnp.float32)
-    if config.erasing:
-        images = erase(images, erase_key, config, channels)
-    if config.mixup or config.cutmix:
-        images, targets = mix(images, targets, mix_key, config, channels)
-    return images.replace(patches=images.patches.astype(dtype)), targets
+    def flip(self, images: PatchBatch, key: jax.Array) -> PatchBatch:
+        return flip(images, key, self.channels)
+
+    def choose_operations(
+        self, images: PatchBatch, key: jax.Array, config: Augment, mean: Sequence[float]
+    ) -> PatchBatch:
+        return choose_operations(images, key, config, mean)
+
+    def change_pixels(
+        self, images: PatchBatch, change: Callable[[jax.Array, jax.Array], jax.Array]
+    ) -> PatchBatch:
+        return change_pixels(images, self.channels, change)
+
+    def normalize(
+        self, images: PatchBatch, mean: Sequence[float], std: Sequence[float]
+    ) -> PatchBatch:
+        return normalize(images, mean, std, jnp.float32)
+
+    def erase(self, images: PatchBatch, key: jax.Array, config: Augment) -> PatchBatch:
+        return erase(images, key, config, self.channels)
+
+    def mix(
+        self, images: PatchBatch, targets: Any, key: jax.Array, config: Augment
+    ) -> tuple[PatchBatch, Any]:
+        return mix(images, targets, key, config, self.channels)
+
+    def cast(self, images: PatchBatch, dtype: jax.typing.DTypeLike) -> PatchBatch:
+        return images.replace(patches=images.patches.astype(dtype))
 
 
 def normalize(
@@ -106,27 +91,7 @@ def choose_operations(
     return images.replace(patches=patch_layout.patches_of(jnp.where(layout.inside, changed, 0)))
 
 
-def _change_colors(
-    images: PatchBatch, key: jax.Array, config: Augment, channels: int
-) -> PatchBatch:
-    """`color.change_colors`, of changes to which the place of a pixel does not matter."""
-    if not any(getattr(config, field) for field in color.FIELDS):
-        return images
-    return _change_pixels(
-        images, channels, lambda pixels, inside: color.change_colors(pixels, key, config, inside)
-    )
-
-
-def _change_by_own(
-    images: PatchBatch, key: jax.Array, config: Augment, channels: int
-) -> PatchBatch:
-    """`own.change`, of augmentations to which the place of a pixel does not matter."""
-    if not config.own:
-        return images
-    return _change_pixels(images, channels, lambda pixels, inside: own.change(pixels, key, config))
-
-
-def _change_pixels(
+def change_pixels(
     images: PatchBatch, channels: int, change: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> PatchBatch:
     """Images whose pixels are changed, and whose padding stays zero.

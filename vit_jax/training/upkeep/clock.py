@@ -175,7 +175,7 @@ class Clock:
             minutes = self._minutes.get(kind, self._other_minutes)
             if 0 < minutes * 60 < time.monotonic() - since:
                 what = "a step" if kind in _MOVING else KINDS[kind]
-                last_opened = list(places.last_opened.items())  # other threads go on adding to it
+                last_opened = list(places.last_opened.items())  # a copy: other threads add to it
                 opened = [f"\n  {who}: {file}" for who, file in last_opened]
                 files = f" The files that threads opened last:{''.join(opened)}" if opened else ""
                 processes.abort_all(
