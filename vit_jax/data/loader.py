@@ -134,18 +134,21 @@ class Batches(Iterator[dict[str, jax.Array]]):
           step_of: number of a batch -> its step.
           count: of batches.
         """
-        self._count, self._step_of = count, step_of
+        self._count = count
+        self._step_of = step_of
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
-        self._host_batches, self._sharding = host_batches, sharding
+        self._host_batches = host_batches
+        self._sharding = sharding
         rows = len(host_batches.rows)
         self._parts = [slice(first, first + BLOCK) for first in range(0, rows, BLOCK)]
         self._ready: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(config_data.prefetch)
         self._closed = threading.Event()
         self._under_way: dict[int, _Filling] = {}
-        self._decode_seconds, self._timing = 0.0, threading.Lock()
+        self._decode_seconds = 0.0
+        self._timing = threading.Lock()
         self._seconds_before = (0.0, 0.0)
         threads = config_data.threads or local.own_cores()
         self.reading = ReadAhead(

@@ -130,7 +130,8 @@ class BadImage(DataError):
     def __init__(self, name: str, why: str):
         # Both are arguments, so that it survives the way back from a worker process.
         super().__init__(name, why)
-        self.name, self.why = name, why
+        self.name = name
+        self.why = why
 
     def __str__(self) -> str:
         has_no_file = self.name.startswith(("image ", "the image"))  # of `prediction.images`

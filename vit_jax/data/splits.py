@@ -32,7 +32,8 @@ def select(
     Raises:
       SplitError: for an unknown or empty split, a slice beyond the end, or a malformed expression.
     """
-    aliases, parts = aliases or {}, []
+    aliases = aliases or {}
+    parts = []
     for part in expression.replace(" ", "").split("+"):
         match = _PART.fullmatch(part)
         if not match:
@@ -48,7 +49,8 @@ def select(
             known = ", ".join(dict.fromkeys([*sizes, *aliases]))
             raise SplitError(f"{where} has no split {name!r}; it has: {known}")
         size = sum(stop - start for _, start, stop in whole)
-        start, stop = _bound(match["start"], 0, size), _bound(match["stop"], size, size)
+        start = _bound(match["start"], 0, size)
+        stop = _bound(match["stop"], size, size)
         if not 0 <= start <= size or not 0 <= stop <= size:
             raise SplitError(
                 f"split {part!r} reaches beyond the {size} examples of {name!r} in {where}"
@@ -63,9 +65,11 @@ def select(
 
 def _cut(parts: list[tuple[str, int, int]], start: int, stop: int) -> list[tuple[str, int, int]]:
     """The examples `start` to `stop` of `parts` joined."""
-    selected, before = [], 0
+    selected = []
+    before = 0
     for name, first, last in parts:
-        low, high = max(first, first + start - before), min(last, first + stop - before)
+        low = max(first, first + start - before)
+        high = min(last, first + stop - before)
         if low < high:
             selected.append((name, low, high))
         before += last - first
@@ -81,7 +85,9 @@ def rest(expression: str) -> str | None:
     match = _PART.fullmatch(expression)
     if not match:
         return None
-    name, start, stop = match["name"], match["start"], match["stop"]
+    name = match["name"]
+    start = match["start"]
+    stop = match["stop"]
     return "+".join([f"{name}[:{start}]"] * bool(start) + [f"{name}[{stop}:]"] * bool(stop)) or None
 
 

@@ -26,12 +26,18 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray, interpolation: s
     """
     method = Image.Resampling[interpolation.upper()]
     (top, left, bottom, right), inside = part
-    bottom, right = min(bottom, pixels.shape[0]), min(right, pixels.shape[1])
+    bottom = min(bottom, pixels.shape[0])
+    right = min(right, pixels.shape[1])
     if inside:  # what is outside does not count: cut first
-        above, before = math.floor(top), math.floor(left)
+        above = math.floor(top)
+        before = math.floor(left)
         pixels = pixels[above : math.ceil(bottom), before : math.ceil(right)]
-        top, left, bottom, right = top - above, left - before, bottom - above, right - before
-    size, box = out.shape[1::-1], (left, top, right, bottom)
+        top = top - above
+        left = left - before
+        bottom = bottom - above
+        right = right - before
+    size = out.shape[1::-1]
+    box = (left, top, right, bottom)
     if out.shape[2] == 3:
         out[:] = Image.fromarray(pixels).resize(size, method, box=box)
         return

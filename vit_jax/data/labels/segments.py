@@ -111,7 +111,8 @@ def colored(label_map: np.ndarray) -> tuple[np.ndarray, list[dict]]:
     infos = []
     for segment in np.unique(ids[ids > 0]).tolist():
         rows, columns = np.nonzero(ids == segment)
-        top, left = int(rows.min()), int(columns.min())
+        top = int(rows.min())
+        left = int(columns.min())
         infos.append({
             "id": segment, "category_id": int(classes_of(segment - 1)) + 1, "iscrowd": 0, "area": len(rows),
             "bbox": [left, top, int(columns.max()) + 1 - left, int(rows.max()) + 1 - top],

@@ -188,7 +188,8 @@ def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
     Args:
       where: the flag or field that has it, for messages.
     """
-    name, path = text, config_data.path
+    name = text
+    path = config_data.path
     if places.is_address(text):
         text = str(places.locate(text))
     place = epath.Path(text).expanduser()
@@ -198,9 +199,11 @@ def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
         if place.suffix.lower() in (".tar", ".zip") or any(
             file.suffix == ".tar" for file in inside
         ):
-            name, path = "tar", text
+            name = "tar"
+            path = text
         elif place.exists():
-            name, path = _format_of(place), text
+            name = _format_of(place)
+            path = text
         elif text.startswith((*"/~.", "file:")) or not text:
             raise DataAbsent(f"{where}: {text!r} does not exist{places.nearest_existing(text)}")
     return dataclasses.replace(config_data, name=name, path=path)
