@@ -234,7 +234,8 @@ def _inception_box(
     low = math.log(aspect[0])
     high = math.log(aspect[1])
     for i in range(0, 4 * _TRIES, 4):
-        target = (area[0] + (area[1] - area[0]) * draws[i]) * height * width
+        share = area[0] + (area[1] - area[0]) * draws[i]
+        target = share * height * width
         ratio = math.exp(low + (high - low) * draws[i + 1])
         wide = round(math.sqrt(target * ratio))
         tall = round(math.sqrt(target / ratio))

@@ -151,11 +151,14 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self._timing = threading.Lock()
         self._seconds_before = (0.0, 0.0)
         threads = config_data.threads or local.own_cores()
+        # A negative memory means: choose it automatically.
+        read_ahead = config_data.read_ahead
+        read_ahead_bytes = read_ahead * MIB if read_ahead > 0 else read_ahead
         self.reading = ReadAhead(
             host_batches.source,
             lambda block: host_batches.examples(*self._place(block)),
             count * len(self._parts),
-            memory=config_data.read_ahead * (MIB if config_data.read_ahead > 0 else 1),
+            memory=read_ahead_bytes,
             decoders=threads,
         )
         self._decoders = [

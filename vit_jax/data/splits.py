@@ -88,7 +88,12 @@ def rest(expression: str) -> str | None:
     name = match["name"]
     start = match["start"]
     stop = match["stop"]
-    return "+".join([f"{name}[:{start}]"] * bool(start) + [f"{name}[{stop}:]"] * bool(stop)) or None
+    slices = []
+    if start:
+        slices.append(f"{name}[:{start}]")
+    if stop:
+        slices.append(f"{name}[{stop}:]")
+    return "+".join(slices) or None
 
 
 def overlap(first: str, other: str) -> bool:
@@ -118,5 +123,9 @@ def _meet(first: re.Match | None, other: re.Match | None) -> bool:
 def _bound(text: str | None, default: int, size: int) -> int:
     if text is None:
         return default
-    value = round(size * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+    if text.endswith("%"):
+        percent = int(text[:-1])
+        value = round(size * percent / 100)
+    else:
+        value = int(text)
     return size + value if text.startswith("-") else value

@@ -205,7 +205,8 @@ def _move(pixels: np.ndarray, pad: int, draws: Sequence[float], border: int) -> 
     edges = [(pad, pad), (pad, pad)] + [(0, 0)] * (pixels.ndim - 2)
     padded = np.pad(pixels, edges, constant_values=border)
     top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
-    pixels[:] = padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
+    height, width = pixels.shape[:2]
+    pixels[:] = padded[top : top + height, left : left + width]
 
 
 def eval_crop(

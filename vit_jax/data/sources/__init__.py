@@ -136,7 +136,9 @@ def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data
         counts += np.bincount(part, minlength=len(classes))[: len(classes)]
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        some = ", ".join(repr(classes[i]) for i in empty[:5]) + ", …" * (len(empty) > 5)
+        some = ", ".join(repr(classes[i]) for i in empty[:5])
+        if len(empty) > 5:
+            some += ", …"
         hint = "; do the labels count from 1? They should from 0" if list(empty) == [0] else ""
         logging.warning(
             "config.data: %d of %d classes have no images in %r: %s%s",
