@@ -187,10 +187,15 @@ def _jittered(
         new = max(1, round(length * scale))
         shown = min(new, size)
         first = int(draw * (new - shown + 1))
-        corners.append((first * length / new, (first + shown) * length / new))
+        near = first * length / new
+        far = (first + shown) * length / new
+        corners.append((near, far))
         filled_size.append(shown)
     (top, bottom), (left, right) = corners
-    return (top, left, min(bottom, image[0]), min(right, image[1])), tuple(filled_size)
+    height, width = image
+    bottom = min(bottom, height)
+    right = min(right, width)
+    return (top, left, bottom, right), tuple(filled_size)
 
 
 def _resized_by_torchvision(
@@ -219,7 +224,9 @@ def _middle(
     corners = []
     for length, new, size in zip(image, resized, target, strict=True):
         begin = rounded((new - size) / 2)
-        corners.append((begin * length / new, (begin + size) * length / new))
+        near = begin * length / new
+        far = (begin + size) * length / new
+        corners.append((near, far))
     (top, bottom), (left, right) = corners
     return top, left, min(bottom, image[0]), min(right, image[1])
 

@@ -334,7 +334,8 @@ def global_array(
     shape = (batch_size, *own.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
     bounds = [np.searchsorted(rows, index[0].indices(batch_size)[:2]) for index in places.values()]
-    shards = jax.device_put([own[first:last] for first, last in bounds], list(places))
+    pieces = [own[first:last] for first, last in bounds]
+    shards = jax.device_put(pieces, list(places))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 

@@ -302,7 +302,8 @@ class ReadAhead:
         if not self._held:
             return True
         images = self._held + BLOCK
-        needed = self._bytes + self._mean_size * (self._unread + images - self._held)
+        unread = self._unread + images - self._held
+        needed = self._bytes + self._mean_size * unread
         return needed <= self._memory and images <= self._most_images()
 
     def _most_requests(self) -> int:
@@ -316,7 +317,9 @@ class ReadAhead:
         """
         if not self._automatic:
             return math.inf
-        return max(4 * self._most_requests() * self._request_size(), 2 * BLOCK * self._decoders)
+        for_requests = 4 * self._most_requests() * self._request_size()
+        for_decoders = 2 * BLOCK * self._decoders
+        return max(for_requests, for_decoders)
 
     def _request_size(self) -> int:
         if not self._waits:
@@ -351,7 +354,8 @@ class ReadAhead:
             self._warm = True
             return waited
         self._waits.append(max(waited, 0.0) / records)
-        shortest = sorted(self._waits)[: len(self._waits) - len(self._waits) // 8]
+        num_outliers = len(self._waits) // 8
+        shortest = sorted(self._waits)[: len(self._waits) - num_outliers]
         self._wait = sum(shortest) / len(shortest)
         if self._automatic:
             if self._ahead is not True and self._wait > _SLOW:
@@ -384,9 +388,12 @@ def _free_memory() -> float:
     free = []
     with contextlib.suppress(OSError, StopIteration):  # systems other than Linux
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-        free.append(1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]))
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        kibibytes = int(available.split()[1])
+        free.append(1024 * kibibytes)
     with contextlib.suppress(OSError, ValueError):  # in no container, or in one without a limit
         group = pathlib.Path("/sys/fs/cgroup")
         limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
         free.append(int(limit) - int(used))
-    return min([max(amount, 0) // _SHARE for amount in free] + [_MOST_MEMORY])
+    shares = [max(amount, 0) // _SHARE for amount in free]
+    return min([*shares, _MOST_MEMORY])

@@ -160,7 +160,8 @@ def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
     could not be read; `bad` has their names and the reasons.
     """
     if len(bad) > most:
-        some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
+        first_bad = list(bad.items())[:5]
+        some = "; ".join(f"{name}: {why}" for name, why in first_bad)
         raise DataError(
             f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
             "Repair or remove them, or allow more."

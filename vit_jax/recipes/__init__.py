@@ -273,7 +273,8 @@ def of_each_class(split: str, images: int, classes: range = range(10)) -> str:
     'test[0:200]+test[1000:1200]'
     """
     size = {"train": 5_000, "test": 1_000}[split]
-    return "+".join(f"{split}[{n * size}:{n * size + images}]" for n in classes)
+    starts = [number * size for number in classes]
+    return "+".join(f"{split}[{start}:{start + images}]" for start in starts)
 
 
 def on_classes(config: ConfigDict, classes: range, images: int = 5_000) -> None:

@@ -143,7 +143,8 @@ def registered_by(recipe: epath.Path) -> list[str]:
     """The files that a recipe of `to_python` registers; [] where there is no such recipe."""
     if not recipe.exists():
         return []
-    calls = (node for node in ast.walk(ast.parse(recipe.read_text())) if isinstance(node, ast.Call))
+    tree = ast.parse(recipe.read_text())
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return [
         call.args[0].value
         for call in calls

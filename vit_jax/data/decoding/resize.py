@@ -50,7 +50,9 @@ def cut_labels(labels: np.ndarray, part: Part, out: np.ndarray) -> None:
     """Puts a part of a label map (H, W) into `out`: of each pixel the label nearest to its centre."""
     (top, left, bottom, right), _ = part
     picture = Image.fromarray(labels)
-    out[:] = picture.resize(out.shape[::-1], Image.Resampling.NEAREST, (left, top, right, bottom))
+    size = out.shape[::-1]
+    box = (left, top, right, bottom)
+    out[:] = picture.resize(size, Image.Resampling.NEAREST, box)
 
 
 def enlarged(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -61,7 +63,8 @@ def enlarged(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def jpeg_scale(part: Part, height: int, width: int, interpolation: str) -> int:
     """By what a JPEG's sides may be divided (1, 2, 4 or 8) for a result of this size."""
     (top, left, bottom, right), _ = part
-    room = min((bottom - top) / height, (right - left) / width) / SPARE[interpolation]
+    shrinking = min((bottom - top) / height, (right - left) / width)
+    room = shrinking / SPARE[interpolation]
     return next(scale for scale in (8, 4, 2, 1) if room >= scale or scale == 1)
 
 

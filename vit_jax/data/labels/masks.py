@@ -208,9 +208,14 @@ def mask_table(source: Source) -> ClassTable | None:
 def numbered(classes: Sequence[str]) -> ClassTable:
     """The table of masks whose values are the numbers of the classes."""
     count = len(classes)
-    return ClassTable(tuple(classes), tuple((i,) for i in range(count)), tuple(range(count)))
+    values = tuple((value,) for value in range(count))
+    labels = tuple(range(count))
+    return ClassTable(tuple(classes), values, labels)
 
 
 def _code(colors: np.ndarray) -> np.ndarray:
     """(…, 3) -> one number for each colour."""
-    return colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]
+    red = colors[..., 0]
+    green = colors[..., 1]
+    blue = colors[..., 2]
+    return red << 16 | green << 8 | blue

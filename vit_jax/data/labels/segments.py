@@ -56,7 +56,8 @@ class PanopticTable(ClassTable):
         ids = red | green << 8 | blue << 16
         segments = np.concatenate([[(0, IGNORED)], segments])
         segments = segments[segments[:, 0].argsort(kind="stable")]
-        place = np.minimum(np.searchsorted(segments[:, 0], ids), len(segments) - 1)
+        place = np.searchsorted(segments[:, 0], ids)
+        place = np.minimum(place, len(segments) - 1)
         wrong = segments[place, 0] != ids
         if wrong.any():
             row, column = np.argwhere(wrong)[0]
@@ -83,8 +84,10 @@ def numbers(classes: np.ndarray, things: tuple[bool, ...]) -> np.ndarray:
     """The numbers in label maps of an image's segments, by their classes, (n,) int32; those of `IGNORED` do not
     count.
     """
-    counted = np.array([c != IGNORED and things[c] for c in classes.tolist()], bool)
-    return (classes + _PER_THING * np.cumsum(counted) * counted).astype(np.int32)
+    is_thing = [number != IGNORED and things[number] for number in classes.tolist()]
+    counted = np.array(is_thing, bool)
+    instances = _PER_THING * np.cumsum(counted) * counted
+    return (classes + instances).astype(np.int32)
 
 
 def classes_of(label_map):

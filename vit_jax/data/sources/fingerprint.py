@@ -54,7 +54,8 @@ def sketch(numbers: np.ndarray) -> str:
     """The smallest of the `numbers` (n,) uint64 of a set's examples, hashes of them, as text: of two sets it tells how
     much they have in common (Broder, "On the resemblance and containment of documents", 1997).
     """
-    return "".join(f"{number:016x}" for number in np.unique(numbers)[:_SKETCH].tolist())
+    smallest = np.unique(numbers)[:_SKETCH].tolist()
+    return "".join(f"{number:016x}" for number in smallest)
 
 
 def changes(before: str, count_before: int, now: str, count_now: int) -> tuple[int, int]:
