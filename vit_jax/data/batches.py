@@ -98,14 +98,19 @@ class TrainBatches:
     kind = "training"
 
     def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
-        self.source, self._seed = source, config.seed
-        self._data, self._variants = config.data, views.variants(config)
-        self._variant, self._texts = views.make_choice(config, len(source)), _text_rows(config)
-        self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
+        self.source = source
+        self._seed = config.seed
+        self._data = config.data
+        self._variants = views.variants(config)
+        self._variant = views.make_choice(config, len(source))
+        self._texts = _text_rows(config)
+        self.rows = np.asarray(rows, np.int64)
+        self.batch_size = config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
         # Threads fill parts of the same two steps: the first makes the plan while the others wait.
-        self._plan, self._planning = functools.lru_cache(2)(self._plan), threading.Lock()
+        self._plan = functools.lru_cache(2)(self._plan)
+        self._planning = threading.Lock()
         self._ids = functools.lru_cache(2)(self._ids)  # of a later step, for all its parts
 
     def empty(self, step: int = 0) -> dict[str, np.ndarray]:
@@ -137,7 +142,8 @@ class TrainBatches:
         with self._planning:
             examples, ids, draws = self._plan(step)
         variant = self._variants[self._variant(step)]
-        read, bad = read or _reader_of(self.source), {}
+        read = read or _reader_of(self.source)
+        bad = {}
         for place, row in enumerate(range(*part.indices(len(ids)))):
             cut = functools.partial(
                 self.cut,
@@ -155,7 +161,8 @@ class TrainBatches:
         """Cuts an image and its mask, or all of its views from pixels that are decoded once; makes tokens of a
         caption.
         """
-        image, name = example.image, example.name
+        image = example.image
+        name = example.name
         if self._texts:
             self._texts.fill(outs["tokens"], example, draws[-1][0])
         if variant.data.native_tokens:
@@ -222,7 +229,8 @@ class TrainBatches:
                 bad[error.name] = error.why
                 check_bad_images(bad, self._data.max_bad_images, self.kind)
             following = np.asarray([epoch * size + (offset + ahead) % size])
-            (index,), place = self._order(following).tolist(), None  # one that nobody foresaw
+            (index,) = self._order(following).tolist()
+            place = None  # nobody foresaw this example, so it is not read ahead
         raise DataError(
             f"none of the {size} training images can be read; the first: {next(iter(bad.items()))}"
         )
@@ -246,8 +254,10 @@ class EvalBatches:
         *,
         batch_size: int,
     ):
-        self.source, self._data = source, config.data
-        self.rows, self.batch_size = np.asarray(rows, np.int64), batch_size
+        self.source = source
+        self._data = config.data
+        self.rows = np.asarray(rows, np.int64)
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.batch_size)
@@ -277,7 +287,8 @@ class EvalBatches:
         """
         read = read or _reader_of(self.source)
         ids = step * self.batch_size + self.rows[part]
-        batch, bad = {name: array[part] for name, array in batch.items()}, {}
+        batch = {name: array[part] for name, array in batch.items()}
+        bad = {}
         batch["mask"][:] = ids < len(self.source)
         count = int(batch["mask"].sum())  # rows rise, so padding comes last
         _clear(batch, slice(count, None))
@@ -295,7 +306,8 @@ class EvalBatches:
 
     def _cut(self, example: Record, outs: dict[str, np.ndarray]) -> None:
         """Cuts an image and its mask."""
-        image, name = example.image, example.name
+        image = example.image
+        name = example.name
         if self._data.native_tokens:
             from vit_jax.data import native_sizes
 

@@ -89,7 +89,8 @@ def eval_part(height: int, width: int, config_data: Data) -> Part:
         `eval_resize` pixels (timm's crop mode of that name).
       resize: the whole image.
     """
-    target, side = sizes.height_width(config_data.image_size), config_data.eval_resize
+    target = sizes.height_width(config_data.image_size)
+    side = config_data.eval_resize
     match config_data.eval_crop:
         case "central":
             return _place((height, width), target, side), False
@@ -155,14 +156,20 @@ def _place(
     height, width = image
     tall_frame, wide_frame = (side * (length / min(target)) for length in target)
     scale = max(tall_frame / height, wide_frame / width)
-    tall, wide = round(height * scale), round(width * scale)
-    down_room, across_room = tall - target[0], wide - target[1]
+    tall = round(height * scale)
+    wide = round(width * scale)
+    down_room = tall - target[0]
+    across_room = wide - target[1]
     if draws is None:
-        top, left = down_room // 2, across_room // 2
+        top = down_room // 2
+        left = across_room // 2
     else:
-        top, left = int(draws[0] * (down_room + 1)), int(draws[1] * (across_room + 1))
-    down, across = height / tall, width / wide
-    bottom, right = min((top + target[0]) * down, height), min((left + target[1]) * across, width)
+        top = int(draws[0] * (down_room + 1))
+        left = int(draws[1] * (across_room + 1))
+    down = height / tall
+    across = width / wide
+    bottom = min((top + target[0]) * down, height)
+    right = min((left + target[1]) * across, width)
     return top * down, left * across, bottom, right
 
 
@@ -170,18 +177,25 @@ def _jittered(
     image: tuple[int, int], config_data: Data, draws: Sequence[float]
 ) -> tuple[tuple[float, float, float, float], tuple[int, int]]:
     """The part of a jitter crop, and the size of what it fills."""
-    target, (low, high) = sizes.height_width(config_data.image_size), config_data.crop_scale
+    target = sizes.height_width(config_data.image_size)
+    low, high = config_data.crop_scale
     fits = min(size / length for size, length in zip(target, image, strict=True))
     scale = fits * (low + (high - low) * draws[0])
-    corners, filled_size = [], []
+    corners = []
+    filled_size = []
     for length, size, draw in zip(image, target, draws[1:3], strict=True):
         new = max(1, round(length * scale))
         shown = min(new, size)
         first = int(draw * (new - shown + 1))
-        corners.append((first * length / new, (first + shown) * length / new))
+        near = first * length / new
+        far = (first + shown) * length / new
+        corners.append((near, far))
         filled_size.append(shown)
     (top, bottom), (left, right) = corners
-    return (top, left, min(bottom, image[0]), min(right, image[1])), tuple(filled_size)
+    height, width = image
+    bottom = min(bottom, height)
+    right = min(right, width)
+    return (top, left, bottom, right), tuple(filled_size)
 
 
 def _resized_by_torchvision(
@@ -210,7 +224,9 @@ def _middle(
     corners = []
     for length, new, size in zip(image, resized, target, strict=True):
         begin = rounded((new - size) / 2)
-        corners.append((begin * length / new, (begin + size) * length / new))
+        near = begin * length / new
+        far = (begin + size) * length / new
+        corners.append((near, far))
     (top, bottom), (left, right) = corners
     return top, left, min(bottom, image[0]), min(right, image[1])
 
@@ -222,11 +238,14 @@ def _inception_box(
     tall_target, wide_target = sizes.height_width(config_data.image_size)
     area = config_data.crop_area
     aspect = [ratio * (wide_target / tall_target) for ratio in config_data.crop_aspect]
-    low, high = math.log(aspect[0]), math.log(aspect[1])
+    low = math.log(aspect[0])
+    high = math.log(aspect[1])
     for i in range(0, 4 * _TRIES, 4):
-        target = (area[0] + (area[1] - area[0]) * draws[i]) * height * width
+        share = area[0] + (area[1] - area[0]) * draws[i]
+        target = share * height * width
         ratio = math.exp(low + (high - low) * draws[i + 1])
-        wide, tall = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
+        wide = round(math.sqrt(target * ratio))
+        tall = round(math.sqrt(target / ratio))
         if 0 < wide <= width and 0 < tall <= height:
             top = int(draws[i + 2] * (height - tall + 1))
             left = int(draws[i + 3] * (width - wide + 1))
@@ -234,5 +253,6 @@ def _inception_box(
     ratio = min(max(width / height, aspect[0]), aspect[1])
     wide = min(width, max(1, round(height * ratio)))
     tall = min(height, max(1, round(width / ratio)))
-    top, left = (height - tall) // 2, (width - wide) // 2
+    top = (height - tall) // 2
+    left = (width - wide) // 2
     return top, left, top + tall, left + wide

@@ -134,25 +134,31 @@ class Batches(Iterator[dict[str, jax.Array]]):
           step_of: number of a batch -> its step.
           count: of batches.
         """
-        self._count, self._step_of = count, step_of
+        self._count = count
+        self._step_of = step_of
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
-        self._host_batches, self._sharding = host_batches, sharding
+        self._host_batches = host_batches
+        self._sharding = sharding
         rows = len(host_batches.rows)
         self._parts = [slice(first, first + BLOCK) for first in range(0, rows, BLOCK)]
         self._ready: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(config_data.prefetch)
         self._closed = threading.Event()
         self._under_way: dict[int, _Filling] = {}
-        self._decode_seconds, self._timing = 0.0, threading.Lock()
+        self._decode_seconds = 0.0
+        self._timing = threading.Lock()
         self._seconds_before = (0.0, 0.0)
         threads = config_data.threads or local.own_cores()
+        # A negative memory means: choose it automatically.
+        read_ahead = config_data.read_ahead
+        read_ahead_bytes = read_ahead * MIB if read_ahead > 0 else read_ahead
         self.reading = ReadAhead(
             host_batches.source,
             lambda block: host_batches.examples(*self._place(block)),
             count * len(self._parts),
-            memory=config_data.read_ahead * (MIB if config_data.read_ahead > 0 else 1),
+            memory=read_ahead_bytes,
             decoders=threads,
         )
         self._decoders = [
@@ -328,7 +334,8 @@ def global_array(
     shape = (batch_size, *own.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
     bounds = [np.searchsorted(rows, index[0].indices(batch_size)[:2]) for index in places.values()]
-    shards = jax.device_put([own[first:last] for first, last in bounds], list(places))
+    pieces = [own[first:last] for first, last in bounds]
+    shards = jax.device_put(pieces, list(places))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 

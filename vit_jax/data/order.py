@@ -140,4 +140,6 @@ def crop_draws(seed: int, positions: np.ndarray, view: int = 0) -> np.ndarray:
         ).random_raw(len(run) * crops.DRAWS)
         for run in runs
     ]
-    return ((np.concatenate(draws) >> np.uint64(11)) * 2.0**-53).reshape(-1, crops.DRAWS)
+    mantissas = np.concatenate(draws) >> np.uint64(11)  # the 53 bits that a float64 holds
+    uniform = mantissas * 2.0**-53
+    return uniform.reshape(-1, crops.DRAWS)

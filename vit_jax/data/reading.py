@@ -27,12 +27,15 @@ _FEWEST_REQUESTS = 4  # so that one which hangs does not hold up all
 # Requests in flight are as many as would read this many images a second.
 _IMAGES_PER_SECOND = 10_000
 # Seconds that a read waits, from which on it is done ahead, and below which it is not any more.
-_SLOW, _FAST = 0.5e-3, 0.25e-3
+_SLOW = 0.5e-3
+_FAST = 0.25e-3
 _REQUEST_SECONDS = 2e-3  # reads that wait for less are grouped: a request has a cost too
 # The mean wait of this many reads is taken, without the longest eighth: on a busy machine a few wait
 # for a core or for Python's lock, which is no matter of storage.
 _MEASURED = 64
-_SHARE, _MOST_MEMORY = 16, 2**30  # automatic memory: 1 / 16 of what is free, at most 1 GiB
+# Automatic memory: 1 / 16 of the free memory, at most 1 GiB.
+_SHARE = 16
+_MOST_MEMORY = 2**30
 _CLOSING = 1.0  # seconds that closing waits for reads in flight
 
 
@@ -48,9 +51,12 @@ class RowBlock:
     """
 
     def __init__(self, number: int, examples: list[int] | None = None):
-        self.number, self.examples = number, examples
-        self.requested, self.missing = 0, len(examples or ())
-        self.size, self.wait_seconds = 0, 0.0
+        self.number = number
+        self.examples = examples
+        self.requested = 0
+        self.missing = len(examples or ())
+        self.size = 0
+        self.wait_seconds = 0.0
         self._records: list[Record | Exception | None] = [None] * self.missing
 
     def put(self, first: int, records: list[Record | Exception]) -> int:
@@ -63,7 +69,8 @@ class RowBlock:
 
     def pop(self, place: int) -> Record:
         """The record at `place`, which is kept no longer; raises the error that reading it raised."""
-        record, self._records[place] = self._records[place], None
+        record = self._records[place]
+        self._records[place] = None
         if isinstance(record, Exception):
             raise record
         return record
@@ -100,10 +107,15 @@ class ReadAhead:
             only where reads are slow; 0: none is read ahead.
           decoders: threads that decode.
         """
-        self._source, self._examples, self._total = source, examples, total
-        self._automatic, self._decoders = memory < 0, decoders
+        self._source = source
+        self._examples = examples
+        self._total = total
+        self._automatic = memory < 0
+        self._decoders = decoders
         self._memory = _free_memory() if self._automatic else memory
-        self.wait_seconds, self.most_bytes, self.most_requests = 0.0, 0, 0
+        self.wait_seconds = 0.0
+        self.most_bytes = 0
+        self.most_requests = 0
 
         self._lock = threading.Lock()
         self._complete = threading.Condition(self._lock)  # something can be taken
@@ -114,7 +126,8 @@ class ReadAhead:
         self._open: RowBlock | None = None  # the block whose examples are being requested
         self._begun: collections.deque[RowBlock] = collections.deque()  # not taken
         self._requests = self._unread = self._held = 0  # in flight; their images; images begun
-        self._bytes, self._mean_size = 0, 0.0  # of images that were read; of an image
+        self._bytes = 0  # of images that were read
+        self._mean_size = 0.0  # of an image, in bytes
         self._waits: collections.deque[float] = collections.deque(maxlen=_MEASURED)
         self._wait = 0.0  # their mean, see `_MEASURED`
         self._warm = self._reported = False
@@ -140,7 +153,8 @@ class ReadAhead:
                 if block := self._takeable():
                     self._taken += 1
                     return block
-                missed, start = self._taken < self._allowed, time.perf_counter()
+                missed = self._taken < self._allowed
+                start = time.perf_counter()
                 self._complete.wait()
                 if missed:
                     self.wait_seconds += time.perf_counter() - start
@@ -269,7 +283,8 @@ class ReadAhead:
                 self._complete.notify()
         if not self._may_request():
             return None
-        block, first = self._open, self._open.requested
+        block = self._open
+        first = self._open.requested
         stop = block.requested = min(first + self._request_size(), len(block.examples))
         if stop == len(block.examples):
             self._open = None
@@ -287,7 +302,8 @@ class ReadAhead:
         if not self._held:
             return True
         images = self._held + BLOCK
-        needed = self._bytes + self._mean_size * (self._unread + images - self._held)
+        unread = self._unread + images - self._held
+        needed = self._bytes + self._mean_size * unread
         return needed <= self._memory and images <= self._most_images()
 
     def _most_requests(self) -> int:
@@ -301,7 +317,9 @@ class ReadAhead:
         """
         if not self._automatic:
             return math.inf
-        return max(4 * self._most_requests() * self._request_size(), 2 * BLOCK * self._decoders)
+        for_requests = 4 * self._most_requests() * self._request_size()
+        for_decoders = 2 * BLOCK * self._decoders
+        return max(for_requests, for_decoders)
 
     def _request_size(self) -> int:
         if not self._waits:
@@ -336,7 +354,8 @@ class ReadAhead:
             self._warm = True
             return waited
         self._waits.append(max(waited, 0.0) / records)
-        shortest = sorted(self._waits)[: len(self._waits) - len(self._waits) // 8]
+        num_outliers = len(self._waits) // 8
+        shortest = sorted(self._waits)[: len(self._waits) - num_outliers]
         self._wait = sum(shortest) / len(shortest)
         if self._automatic:
             if self._ahead is not True and self._wait > _SLOW:
@@ -369,9 +388,12 @@ def _free_memory() -> float:
     free = []
     with contextlib.suppress(OSError, StopIteration):  # systems other than Linux
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-        free.append(1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]))
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        kibibytes = int(available.split()[1])
+        free.append(1024 * kibibytes)
     with contextlib.suppress(OSError, ValueError):  # in no container, or in one without a limit
         group = pathlib.Path("/sys/fs/cgroup")
         limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
         free.append(int(limit) - int(used))
-    return min([max(amount, 0) // _SHARE for amount in free] + [_MOST_MEMORY])
+    shares = [max(amount, 0) // _SHARE for amount in free]
+    return min([*shares, _MOST_MEMORY])

@@ -130,7 +130,8 @@ class BadImage(DataError):
     def __init__(self, name: str, why: str):
         # Both are arguments, so that it survives the way back from a worker process.
         super().__init__(name, why)
-        self.name, self.why = name, why
+        self.name = name
+        self.why = why
 
     def __str__(self) -> str:
         has_no_file = self.name.startswith(("image ", "the image"))  # of `prediction.images`
@@ -159,7 +160,8 @@ def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
     could not be read; `bad` has their names and the reasons.
     """
     if len(bad) > most:
-        some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
+        first_bad = list(bad.items())[:5]
+        some = "; ".join(f"{name}: {why}" for name, why in first_bad)
         raise DataError(
             f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
             "Repair or remove them, or allow more."

@@ -32,7 +32,8 @@ def select(
     Raises:
       SplitError: for an unknown or empty split, a slice beyond the end, or a malformed expression.
     """
-    aliases, parts = aliases or {}, []
+    aliases = aliases or {}
+    parts = []
     for part in expression.replace(" ", "").split("+"):
         match = _PART.fullmatch(part)
         if not match:
@@ -48,7 +49,8 @@ def select(
             known = ", ".join(dict.fromkeys([*sizes, *aliases]))
             raise SplitError(f"{where} has no split {name!r}; it has: {known}")
         size = sum(stop - start for _, start, stop in whole)
-        start, stop = _bound(match["start"], 0, size), _bound(match["stop"], size, size)
+        start = _bound(match["start"], 0, size)
+        stop = _bound(match["stop"], size, size)
         if not 0 <= start <= size or not 0 <= stop <= size:
             raise SplitError(
                 f"split {part!r} reaches beyond the {size} examples of {name!r} in {where}"
@@ -63,9 +65,11 @@ def select(
 
 def _cut(parts: list[tuple[str, int, int]], start: int, stop: int) -> list[tuple[str, int, int]]:
     """The examples `start` to `stop` of `parts` joined."""
-    selected, before = [], 0
+    selected = []
+    before = 0
     for name, first, last in parts:
-        low, high = max(first, first + start - before), min(last, first + stop - before)
+        low = max(first, first + start - before)
+        high = min(last, first + stop - before)
         if low < high:
             selected.append((name, low, high))
         before += last - first
@@ -81,8 +85,15 @@ def rest(expression: str) -> str | None:
     match = _PART.fullmatch(expression)
     if not match:
         return None
-    name, start, stop = match["name"], match["start"], match["stop"]
-    return "+".join([f"{name}[:{start}]"] * bool(start) + [f"{name}[{stop}:]"] * bool(stop)) or None
+    name = match["name"]
+    start = match["start"]
+    stop = match["stop"]
+    slices = []
+    if start:
+        slices.append(f"{name}[:{start}]")
+    if stop:
+        slices.append(f"{name}[{stop}:]")
+    return "+".join(slices) or None
 
 
 def overlap(first: str, other: str) -> bool:
@@ -112,5 +123,9 @@ def _meet(first: re.Match | None, other: re.Match | None) -> bool:
 def _bound(text: str | None, default: int, size: int) -> int:
     if text is None:
         return default
-    value = round(size * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+    if text.endswith("%"):
+        percent = int(text[:-1])
+        value = round(size * percent / 100)
+    else:
+        value = int(text)
     return size + value if text.startswith("-") else value

@@ -102,7 +102,9 @@ def next_stage(runs: Mapping[str, ConfigDict]) -> ConfigDict:
     """
     name, config = list(runs.items())[-1]
     config = config.copy_and_resolve_references()
-    config.init_from, config.init_reset, config.init_resize = name, (), "torch"
+    config.init_from = name
+    config.init_reset = ()
+    config.init_resize = "torch"
     return config
 
 
@@ -186,10 +188,15 @@ def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> Confi
     config.model.update(small | dict(dtype="float32") | model)
     if config.model.layer_scale:  # from 1e-4 takes longer to grow than these runs last
         config.model.layer_scale_init = 0.1
-    config.duration, config.batch_size, config.optim.lr = duration, 64, lr
+    config.duration = duration
+    config.batch_size = 64
+    config.optim.lr = lr
     config.optim.warmup = "10%"
-    config.eval.every, config.checkpoint.every, config.log.every = "25%", "200 steps", "50 steps"
-    config.reference.curve, config.mesh.fsdp = "", 1
+    config.eval.every = "25%"
+    config.checkpoint.every = "200 steps"
+    config.log.every = "50 steps"
+    config.reference.curve = ""
+    config.mesh.fsdp = 1
     return config
 
 
@@ -232,7 +239,8 @@ def quick(config: ConfigDict, duration: str = "600 steps") -> None:
     ViTs get fixed positions: learned ones begin at 0.02 beside patches of about 1, and a run this short would
     mostly see a bag of patches.
     """
-    config.duration, config.batch_size = duration, 32
+    config.duration = duration
+    config.batch_size = 32
     config.model.name = config.model.name.replace("-S/4", "-S/8")
     config.optim.lr = 1e-3
     config.data.pad = 2
@@ -249,8 +257,12 @@ def on_cifar10(config: ConfigDict, duration: str = "400 steps") -> None:
     """
     quick(config, duration)
     config.data.update(dict(name="cifar10", pad=4, eval_split=of_each_class("test", 200)))
-    config.batch_size, config.optim.lr, config.optim.ema = 64, 2e-3, 0.0
-    config.eval.every, config.log.every, config.log.tensorboard = "50%", "10%", False
+    config.batch_size = 64
+    config.optim.lr = 2e-3
+    config.optim.ema = 0.0
+    config.eval.every = "50%"
+    config.log.every = "10%"
+    config.log.tensorboard = False
 
 
 def of_each_class(split: str, images: int, classes: range = range(10)) -> str:
@@ -261,7 +273,8 @@ def of_each_class(split: str, images: int, classes: range = range(10)) -> str:
     'test[0:200]+test[1000:1200]'
     """
     size = {"train": 5_000, "test": 1_000}[split]
-    return "+".join(f"{split}[{n * size}:{n * size + images}]" for n in classes)
+    starts = [number * size for number in classes]
+    return "+".join(f"{split}[{start}:{start + images}]" for start in starts)
 
 
 def on_classes(config: ConfigDict, classes: range, images: int = 5_000) -> None:
@@ -310,9 +323,12 @@ def on_photos(config: ConfigDict, *, epochs: int, steps: int, lr: float, **field
       **fields: of `config.data` or `config.model`, what else is not the recipe's.
     """
     config.data.update(dict(name="folder", path="IMAGES", train_split="train", eval_split="test"))
-    config.data.examine, config.data.on_bad_image = True, "skip"
+    config.data.examine = True
+    config.data.on_bad_image = "skip"
     config.duration = f"{epochs} epochs, at least {steps} steps"
-    config.batch_size, config.accumulate, config.optim.lr = 64, 4, lr
+    config.batch_size = 64
+    config.accumulate = 4
+    config.optim.lr = lr
     config.optim.warmup = config.eval.every = config.checkpoint.every = "10%"
     config.log.every = "20 steps"
     for name, value in fields.items():

@@ -51,7 +51,8 @@ def find_launch() -> None:
 
 def copy_notebooks(directory: str) -> list[pathlib.Path]:
     """Copies the notebooks to a folder, those that are not there: the paths of all."""
-    folder, paths = pathlib.Path(directory), []
+    folder = pathlib.Path(directory)
+    paths = []
     for source in sorted(notebooks_folder().glob("*.ipynb")):
         paths.append(folder / source.name)
         if not paths[-1].exists():

@@ -77,7 +77,8 @@ def _runs(where: str, module: types.ModuleType, spec: str) -> dict[str, ConfigDi
 
 def _module(spec: str) -> tuple[str, str, types.ModuleType]:
     """Of NAME[:ARGUMENT]: the name, what to call it in messages, and the module of its file."""
-    name, where = _name(spec), f"--config={spec}"
+    name = _name(spec)
+    where = f"--config={spec}"
     path = shipped.find_recipe(str(_local(name, "--config")), where)
     return name, where, _load(path, where)
 
@@ -97,7 +98,8 @@ def _local(name: str, field: str) -> pathlib.Path:
 
 def _call(module: types.ModuleType, function_name: str, spec: str) -> object:
     """What a function of a recipe's module gives for the argument in `spec`."""
-    name, where = _name(spec), f"--config={spec}"
+    name = _name(spec)
+    where = f"--config={spec}"
     function: Callable = getattr(module, function_name)
     argument = spec[len(name) + 1 :]
     parameters = inspect.signature(function).parameters.values()
@@ -114,7 +116,8 @@ def _call(module: types.ModuleType, function_name: str, spec: str) -> object:
 
 
 def _checked(config: object, source: str, spec: str) -> ConfigDict:
-    where, name = f"--config={spec}", _name(spec)
+    where = f"--config={spec}"
+    name = _name(spec)
     if not isinstance(config, ConfigDict):
         raise ConfigError(
             f"{where}: {source} of {name} returned {_what(config)}. It must return a config that "
@@ -140,7 +143,8 @@ def registered_by(recipe: epath.Path) -> list[str]:
     """The files that a recipe of `to_python` registers; [] where there is no such recipe."""
     if not recipe.exists():
         return []
-    calls = (node for node in ast.walk(ast.parse(recipe.read_text())) if isinstance(node, ast.Call))
+    tree = ast.parse(recipe.read_text())
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     return [
         call.args[0].value
         for call in calls
@@ -194,12 +198,14 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
     if not path.is_file():
         kind = "is a folder or a device, not a file" if path.exists() else "does not exist"
         raise ConfigError(f"{where}: {path} {kind}: name a Python file")
-    folder, ours = str(path.resolve().parent), str(shipped.recipes_folder())
+    folder = str(path.resolve().parent)
+    ours = str(shipped.recipes_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     if ours not in sys.path:
         sys.path.append(ours)
-    name, file = path.stem, str(path.resolve())
+    name = path.stem
+    file = str(path.resolve())
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:
         name = file  # So that it does not replace a module of the same name.
     spec = importlib.util.spec_from_file_location(name, file)

@@ -34,7 +34,8 @@ cv2.setNumThreads(1)
 # What cannot be read is reported as `BadImage`.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-_PNG_DEPTH, _PNG_COLORS = 24, 25  # where a file says its bits per channel and its kind of colours
+_PNG_DEPTH = 24  # the byte of a file that says its bits per channel
+_PNG_COLORS = 25  # the byte of a file that says its kind of colours
 _GREY_AND_ALPHA = 4
 _BY_OPENCV = (images.JPEG, images.PNG, images.WEBP, images.BMP, images.TIFF)
 
@@ -204,7 +205,8 @@ def _move(pixels: np.ndarray, pad: int, draws: Sequence[float], border: int) -> 
     edges = [(pad, pad), (pad, pad)] + [(0, 0)] * (pixels.ndim - 2)
     padded = np.pad(pixels, edges, constant_values=border)
     top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
-    pixels[:] = padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
+    height, width = pixels.shape[:2]
+    pixels[:] = padded[top : top + height, left : left + width]
 
 
 def eval_crop(
@@ -242,7 +244,8 @@ def cut(
         nonlocal out
         part, (rows, columns) = place_of(height, width)
         if label_map is not None:
-            size, most = (height, width), config_data.max_pixels
+            size = (height, width)
+            most = config_data.max_pixels
             label_map.cut(part, (rows, columns), size, turned, name=name, max_pixels=most)
         if out is None:
             out = np.empty((rows, columns, channels), np.uint8)
@@ -251,7 +254,8 @@ def cut(
             out = out[:rows, :columns]
         return part
 
-    channels, interpolation = config_data.channels, config_data.interpolation
+    channels = config_data.channels
+    interpolation = config_data.interpolation
     max_value = config_data.max_value
     turned = 0
     if isinstance(image, np.ndarray):

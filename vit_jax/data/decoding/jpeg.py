@@ -18,7 +18,10 @@ from vit_jax.data.record import BadImage
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a length
 _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-_START, _END, _SCAN, _EXIF = 0xD8, 0xD9, 0xDA, 0xE1
+_START = 0xD8
+_END = 0xD9
+_SCAN = 0xDA
+_EXIF = 0xE1
 _END_OF_IMAGE = b"\xff\xd9"
 _START_OF_IMAGE = 0xD8FF  # its two bytes as a number, the lower byte first
 # Segments with a length that may follow a scan: tables, a number of lines, another scan, comments.
@@ -27,7 +30,8 @@ _AFTER_SCANS = frozenset((0xC4, 0xCC, _SCAN, 0xDB, 0xDC, 0xDD, *range(0xE0, 0xF0
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 # Each scan of a progressive file touches all of its coefficients: thousands of empty ones would
 # take minutes. Encoders write about ten. The pixels of all scans take seconds: 32 scans of 64 megapixels do.
-_MOST_SCANS, _MOST_SCANNED = 500, 2**31
+_MOST_SCANS = 500
+_MOST_SCANNED = 2**31
 _LESS = {"444": 1, "420": 1, "Gray": 1, "422": 2, "440": 2}  # see `scale_of`
 
 
@@ -56,7 +60,9 @@ def read_header(image: bytes, name: str) -> Header:
     Raises:
       BadImage: it is damaged, or its end is missing.
     """
-    orientation, size, is_progressive = 1, None, False
+    orientation = 1
+    size = None
+    is_progressive = False
     end = None
     for marker, start, stop in _segments(image):
         if marker == _SCAN:

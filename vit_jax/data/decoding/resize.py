@@ -26,12 +26,18 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray, interpolation: s
     """
     method = Image.Resampling[interpolation.upper()]
     (top, left, bottom, right), inside = part
-    bottom, right = min(bottom, pixels.shape[0]), min(right, pixels.shape[1])
+    bottom = min(bottom, pixels.shape[0])
+    right = min(right, pixels.shape[1])
     if inside:  # what is outside does not count: cut first
-        above, before = math.floor(top), math.floor(left)
+        above = math.floor(top)
+        before = math.floor(left)
         pixels = pixels[above : math.ceil(bottom), before : math.ceil(right)]
-        top, left, bottom, right = top - above, left - before, bottom - above, right - before
-    size, box = out.shape[1::-1], (left, top, right, bottom)
+        top = top - above
+        left = left - before
+        bottom = bottom - above
+        right = right - before
+    size = out.shape[1::-1]
+    box = (left, top, right, bottom)
     if out.shape[2] == 3:
         out[:] = Image.fromarray(pixels).resize(size, method, box=box)
         return
@@ -44,7 +50,9 @@ def cut_labels(labels: np.ndarray, part: Part, out: np.ndarray) -> None:
     """Puts a part of a label map (H, W) into `out`: of each pixel the label nearest to its centre."""
     (top, left, bottom, right), _ = part
     picture = Image.fromarray(labels)
-    out[:] = picture.resize(out.shape[::-1], Image.Resampling.NEAREST, (left, top, right, bottom))
+    size = out.shape[::-1]
+    box = (left, top, right, bottom)
+    out[:] = picture.resize(size, Image.Resampling.NEAREST, box)
 
 
 def enlarged(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -55,7 +63,8 @@ def enlarged(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def jpeg_scale(part: Part, height: int, width: int, interpolation: str) -> int:
     """By what a JPEG's sides may be divided (1, 2, 4 or 8) for a result of this size."""
     (top, left, bottom, right), _ = part
-    room = min((bottom - top) / height, (right - left) / width) / SPARE[interpolation]
+    shrinking = min((bottom - top) / height, (right - left) / width)
+    room = shrinking / SPARE[interpolation]
     return next(scale for scale in (8, 4, 2, 1) if room >= scale or scale == 1)
 
 

@@ -63,7 +63,8 @@ def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """(H, W, …) as it is to be seen; `orientation` is that of EXIF and TIFF, 1 to 8."""
     if orientation > 4:
         pixels = pixels.swapaxes(0, 1)
-    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    down = orientation in (3, 4, 7, 8)
+    across = orientation in (2, 3, 6, 7)
     return pixels[:: -1 if down else 1, :: -1 if across else 1]
 
 
@@ -87,7 +88,8 @@ def to_bytes(samples: np.ndarray, name: str, max_value: int = 0) -> np.ndarray:
         samples = samples[..., None]
     if samples.ndim != 3 or not samples.size:
         raise BadImage(name, f"its shape {samples.shape} is not (height, width, channels)")
-    kind, size = samples.dtype.kind, samples.dtype.itemsize
+    kind = samples.dtype.kind
+    size = samples.dtype.itemsize
     if samples.dtype == np.uint8:
         return samples
     if samples.dtype == np.bool_:
@@ -95,7 +97,8 @@ def to_bytes(samples: np.ndarray, name: str, max_value: int = 0) -> np.ndarray:
     if kind == "u" and size == 2:
         return _highest_bits(samples, name, max_value)
     if kind == "f":
-        low, high = float(samples.min()), float(samples.max())
+        low = float(samples.min())
+        high = float(samples.max())
         if not (low >= 0 and high <= 1):  # nor if they are not numbers
             raise BadImage(
                 name,

@@ -84,10 +84,12 @@ def with_classes(source: Source, classes: tuple[str, ...], order: str = "ask") -
         return Relabelled(source, classes, tuple(range(len(classes))))
     others = " and others" if len(unknown) > _NAMED else ""
     more = ", …" if len(classes) > _NAMED else ""
+    unknown_names = ", ".join(map(repr, unknown[:_NAMED]))
+    known_names = ", ".join(map(repr, classes[:_NAMED]))
     raise ConfigError(
         f"the data has {len(source.classes)} classes, the model {len(classes)}, and they are not the "
-        f"same: the model knows no {', '.join(map(repr, unknown[:_NAMED]))}{others}; it knows "
-        f"{', '.join(map(repr, classes[:_NAMED]))}{more}. Classes are matched by name: rename those of "
+        f"same: the model knows no {unknown_names}{others}; it knows "
+        f"{known_names}{more}. Classes are matched by name: rename those of "
         "the data, or give the data a classes.txt"
     )
 

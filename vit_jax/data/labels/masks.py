@@ -17,7 +17,9 @@ from vit_jax.data.record import BadImage, Source, decoding
 
 IGNORED = 255  # in a label map: a pixel that counts nowhere
 MAX_CLASSES = 255  # label maps are uint8
-VALUE, COLOR = ("value",), ("red", "green", "blue")  # the columns of a table
+# The columns of a table: classes are values of pixels, or colours.
+VALUE = ("value",)
+COLOR = ("red", "green", "blue")
 _UNKNOWN = -1
 _PNG_DEPTH = 24  # where a file says its bits per channel
 # By these bits: the brightness, of 255, that stands for a number of 1.
@@ -74,7 +76,8 @@ class ClassTable:
         if size is None or turned.shape == size:
             label_map = turned
         if size is not None and label_map.shape != size:
-            (height, width), (tall, wide) = size, label_map.shape
+            height, width = size
+            tall, wide = label_map.shape
             raise BadImage(
                 name, f"its mask has {wide} x {tall} pixels, and the image {width} x {height}"
             )
@@ -205,9 +208,14 @@ def mask_table(source: Source) -> ClassTable | None:
 def numbered(classes: Sequence[str]) -> ClassTable:
     """The table of masks whose values are the numbers of the classes."""
     count = len(classes)
-    return ClassTable(tuple(classes), tuple((i,) for i in range(count)), tuple(range(count)))
+    values = tuple((value,) for value in range(count))
+    labels = tuple(range(count))
+    return ClassTable(tuple(classes), values, labels)
 
 
 def _code(colors: np.ndarray) -> np.ndarray:
     """(…, 3) -> one number for each colour."""
-    return colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]
+    red = colors[..., 0]
+    green = colors[..., 1]
+    blue = colors[..., 2]
+    return red << 16 | green << 8 | blue

@@ -50,10 +50,14 @@ class PanopticTable(ClassTable):
             return mask
         png, segments = mask
         colors = self._read(png, name, max_pixels)
-        ids = colors[..., 0] | colors[..., 1] << 8 | colors[..., 2] << 16
+        red = colors[..., 0]
+        green = colors[..., 1]
+        blue = colors[..., 2]
+        ids = red | green << 8 | blue << 16
         segments = np.concatenate([[(0, IGNORED)], segments])
         segments = segments[segments[:, 0].argsort(kind="stable")]
-        place = np.minimum(np.searchsorted(segments[:, 0], ids), len(segments) - 1)
+        place = np.searchsorted(segments[:, 0], ids)
+        place = np.minimum(place, len(segments) - 1)
         wrong = segments[place, 0] != ids
         if wrong.any():
             row, column = np.argwhere(wrong)[0]
@@ -80,8 +84,10 @@ def numbers(classes: np.ndarray, things: tuple[bool, ...]) -> np.ndarray:
     """The numbers in label maps of an image's segments, by their classes, (n,) int32; those of `IGNORED` do not
     count.
     """
-    counted = np.array([c != IGNORED and things[c] for c in classes.tolist()], bool)
-    return (classes + _PER_THING * np.cumsum(counted) * counted).astype(np.int32)
+    is_thing = [number != IGNORED and things[number] for number in classes.tolist()]
+    counted = np.array(is_thing, bool)
+    instances = _PER_THING * np.cumsum(counted) * counted
+    return (classes + instances).astype(np.int32)
 
 
 def classes_of(label_map):
@@ -111,12 +117,20 @@ def colored(label_map: np.ndarray) -> tuple[np.ndarray, list[dict]]:
     infos = []
     for segment in np.unique(ids[ids > 0]).tolist():
         rows, columns = np.nonzero(ids == segment)
-        top, left = int(rows.min()), int(columns.min())
+        top = int(rows.min())
+        left = int(columns.min())
+        width = int(columns.max()) + 1 - left
+        height = int(rows.max()) + 1 - top
+        category = int(classes_of(segment - 1)) + 1
         infos.append({
-            "id": segment, "category_id": int(classes_of(segment - 1)) + 1, "iscrowd": 0, "area": len(rows),
-            "bbox": [left, top, int(columns.max()) + 1 - left, int(rows.max()) + 1 - top],
+            "id": segment, "category_id": category, "iscrowd": 0, "area": len(rows),
+            "bbox": [left, top, width, height],
         })  # fmt: skip
-    return np.stack([ids & 255, ids >> 8 & 255, ids >> 16], axis=-1).astype(np.uint8), infos
+    red = ids & 255
+    green = ids >> 8 & 255
+    blue = ids >> 16
+    colors = np.stack([red, green, blue], axis=-1)
+    return colors.astype(np.uint8), infos
 
 
 def borders(label_map: np.ndarray) -> np.ndarray:

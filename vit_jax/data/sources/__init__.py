@@ -136,7 +136,9 @@ def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data
         counts += np.bincount(part, minlength=len(classes))[: len(classes)]
     empty = np.flatnonzero(counts == 0)
     if len(empty):
-        some = ", ".join(repr(classes[i]) for i in empty[:5]) + ", …" * (len(empty) > 5)
+        some = ", ".join(repr(classes[i]) for i in empty[:5])
+        if len(empty) > 5:
+            some += ", …"
         hint = "; do the labels count from 1? They should from 0" if list(empty) == [0] else ""
         logging.warning(
             "config.data: %d of %d classes have no images in %r: %s%s",
@@ -188,7 +190,8 @@ def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
     Args:
       where: the flag or field that has it, for messages.
     """
-    name, path = text, config_data.path
+    name = text
+    path = config_data.path
     if places.is_address(text):
         text = str(places.locate(text))
     place = epath.Path(text).expanduser()
@@ -198,9 +201,11 @@ def locate(text: str, config_data: Data, where: str = "config.data") -> Data:
         if place.suffix.lower() in (".tar", ".zip") or any(
             file.suffix == ".tar" for file in inside
         ):
-            name, path = "tar", text
+            name = "tar"
+            path = text
         elif place.exists():
-            name, path = _format_of(place), text
+            name = _format_of(place)
+            path = text
         elif text.startswith((*"/~.", "file:")) or not text:
             raise DataAbsent(f"{where}: {text!r} does not exist{places.nearest_existing(text)}")
     return dataclasses.replace(config_data, name=name, path=path)

@@ -15,7 +15,8 @@ from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import fingerprint
 
 _TEST_SHARE = 0.2
-_FEW, _DRAWS = 10, 10  # examples of each class, and how many such sets there are
+_FEW = 10  # examples of each class in a small training set
+_DRAWS = 10  # small training sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,8 @@ def _split(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _few(labels: np.ndarray, members: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    splits, train = {}, members["train"]
+    splits = {}
+    train = members["train"]
     for draw in range(_DRAWS):
         shuffled = np.random.RandomState(draw).permutation(train)
         few = [shuffled[labels[shuffled] == label][:_FEW] for label in range(10)]
