@@ -34,7 +34,8 @@ _SLACK_MINUTES = 1.0  # between the end of what a process may take and that of t
 # Replicas of an array each write a slice of it, if it has this many bytes: making one takes a program, which each
 # process compiles before its first save.
 _SMALLEST_SLICE = 2**14
-_STATE, _DESCRIPTION = "state", "description"
+_STATE = "state"
+_DESCRIPTION = "description"
 _METADATA = "_CHECKPOINT_METADATA"
 _WRITTEN = "written"  # a folder with a file of each process that has written its shards
 
@@ -59,7 +60,8 @@ class Committer:
           before_commit: called by process 0 when all have written, in a thread.
           **writing: options of Orbax's handler of the state.
         """
-        self._wait, self._commit_minutes = wait_minutes, commit_minutes
+        self._wait = wait_minutes
+        self._commit_minutes = commit_minutes
         self._before_commit = before_commit
         # Each process alone, as far as Orbax knows, and without its files on how each process holds each array:
         # its barriers, and its wait for the folder of these files, do not notice failures.
@@ -125,7 +127,8 @@ class Committer:
         Raises:
           HostsError: the other processes cannot be reached.
         """
-        save, self._save = self._save, None
+        save = self._save
+        self._save = None
         return save.result() if save else {}
 
     def close(self) -> None:
@@ -202,7 +205,8 @@ class Committer:
         if processes.index():
             return
         commit = _in_thread(lambda: self._commit_now(folder, unfinished, began))
-        self._commits = {path: self._commits[path] for path in self.committing()} | {folder: commit}
+        under_way = {path: self._commits[path] for path in self.committing()}
+        self._commits = under_way | {folder: commit}
         try:
             commit.result(60 * self._commit_minutes)
         except TimeoutError:
@@ -244,7 +248,8 @@ class Committer:
         """Does a part of a save, which may take some minutes, and meets the other processes: why it has failed, by
         process.
         """
-        failure, bug = "", None
+        failure = ""
+        bug = None
         try:
             action()
         except Exception as error:

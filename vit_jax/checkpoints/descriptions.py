@@ -102,13 +102,17 @@ def filled_config(description: dict) -> dict:
 def with_model_options(config: Mapping, model: classifier.ClassifierConfig) -> dict:
     """A config as JSON has it, in which options of the model that are not set are as the model has them."""
     options = dataclasses.asdict(model)
-    filled = {n: options.get(n) if v is None else v for n, v in config["model"].items()}
+    filled = dict(config["model"])
+    for name, value in filled.items():
+        if value is None:
+            filled[name] = options.get(name)
     return json.loads(json.dumps({**config, "model": filled}))
 
 
 def parts_to_use(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are a model's parameters and what is not trained."""
-    optim, kept = description["config"]["optim"], ["params"]
+    optim = description["config"]["optim"]
+    kept = ["params"]
     if keeps_average(optim["name"], optim["ema"]):
         kept.append("ema")
     elif description.get("evaluated"):

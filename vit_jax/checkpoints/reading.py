@@ -149,7 +149,8 @@ def no_checkpoint_yet(workdir: epath.Path) -> str:
 
 def read_description(folder: epath.Path) -> dict:
     """The JSON that a checkpoint says of itself."""
-    handler, args = ocp.JsonCheckpointHandler(), ocp.args.JsonRestore()
+    handler = ocp.JsonCheckpointHandler()
+    args = ocp.args.JsonRestore()
     try:
         description = handler.restore(epath.Path(folder) / "description", args=args)
     except Exception as error:
@@ -297,9 +298,8 @@ def read_modules(
     parts = abstract_modules(networks, description)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
     read = read_parts(folder, like, description)
-    return ObjectiveModules(
-        networks, Weights(*(read.get(name, {}) for name in module_parts(description)))
-    )
+    weights = [read.get(name, {}) for name in module_parts(description)]
+    return ObjectiveModules(networks, Weights(*weights))
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
@@ -392,7 +392,8 @@ def everywhere(read: Callable[[], dict]) -> dict:
     """
     passing = (buckets.Unreachable, limits.MachineError)
     kinds = {kind.__name__: kind for kind in (*passing, ConfigError, CheckpointError)}
-    result, failure = {}, ""
+    result = {}
+    failure = ""
     try:
         result = read()
     except tuple(kinds.values()) as error:

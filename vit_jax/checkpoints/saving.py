@@ -57,7 +57,8 @@ class Checkpoints:
           **writing: options of Orbax's handler of the state.
         """
         self._folder = places.locate(workdir) / FOLDER
-        self._config, self._wait = config, wait_minutes
+        self._config = config
+        self._wait = wait_minutes
         self._newest: int | None = None  # step of the newest state that is or is being saved
         self._failures = 0
         self._best: int | None = None
@@ -163,7 +164,8 @@ class Checkpoints:
           CheckpointError: there are checkpoints, and none is good. They stay where they are.
         """
         self._settle()
-        reasons, steps = {}, self.steps()
+        reasons = {}
+        steps = self.steps()
         while True:
             if other := elsewhere(steps):
                 self._set_aside(reasons, other[0])
@@ -210,7 +212,8 @@ class Checkpoints:
             if _first():
                 self._delete(self._superfluous)
             return
-        self._newest, self._failures = None, self._failures + 1
+        self._newest = None
+        self._failures += 1
         if _first():
             self._delete(self._unfinished)
             if not places.in_bucket(
@@ -240,7 +243,8 @@ class Checkpoints:
             )  # fmt: skip
 
     def _superfluous(self) -> list[epath.Path]:
-        steps, keep_every = saved_steps(self._folder), self._config.keep_every
+        steps = saved_steps(self._folder)
+        keep_every = self._config.keep_every
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
         old = [step for step in old if step != self._best]
@@ -252,12 +256,13 @@ class Checkpoints:
     def _unfinished(self) -> list[epath.Path]:
         whole = {str(step) for step in saved_steps(self._folder)}
         committing = {folder.name for folder in self._committer.committing()}
-        return [
-            self._folder / name
-            for name in places.names_in(self._folder)
-            if (ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole))
-            and name.split(ocp.path.step.TMP_DIR_SUFFIX)[0] not in committing
-        ]
+        unfinished = []
+        for name in places.names_in(self._folder):
+            final_name, is_temporary, _ = name.partition(ocp.path.step.TMP_DIR_SUFFIX)
+            lacks_commit = name.isdigit() and name not in whole
+            if (is_temporary or lacks_commit) and final_name not in committing:
+                unfinished.append(self._folder / name)
+        return unfinished
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
         def delete() -> None:

@@ -154,9 +154,16 @@ def project_and_attend(
     Returns:
       (B, N, H, C).
     """
-    tokens, (heads, size) = x.shape[1], kernel.shape[2:]
-    shape = dict(heads=heads, head_size=size, dtype=x.dtype)
-    chosen = choose(implementation, queries=tokens, keys=tokens, **shape)
+    tokens = x.shape[1]
+    heads, size = kernel.shape[2:]
+    chosen = choose(
+        implementation,
+        queries=tokens,
+        keys=tokens,
+        heads=heads,
+        head_size=size,
+        dtype=x.dtype,
+    )
     if chosen != "short" or not KERNELS["short"].packs(tokens, heads, size, x.dtype):
         return None
     _note(chosen)

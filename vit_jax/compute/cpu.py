@@ -36,7 +36,8 @@ def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     operands, result = formula.split("->")
     left, right = operands.split(",")
     batch = [axis for axis in result if axis in left and axis in right]
-    rows, columns = (sorted(set(own) - set(other)) for own, other in ((left, right), (right, left)))
+    rows = sorted(set(left) - set(right))
+    columns = sorted(set(right) - set(left))
     summed = sorted(set(left) & set(right) - set(batch))
     if a.dtype != jnp.float32 or not batch or [len(rows), len(columns), len(summed)] != [1, 1, 1]:
         return plain.product.plain(formula, a, b)

@@ -165,13 +165,15 @@ def _batch_norm(x, scale, bias, axis, epsilon):
 
 
 def _batch_norm_forward(x, scale, bias, axis, epsilon):
-    y, others = _wide(x), _all_but(axis, x)
+    y = _wide(x)
+    others = _all_but(axis, x)
     mean = y.mean(others)
     # A second pass, not the mean of squares in the first: where a channel varies little, as attention
     # maps do, that loses two digits. It also finds what the first pass rounded off.
     centred = y - _along(mean, x, axis)
     rest = centred.mean(others)
-    mean, variance = mean + rest, jnp.square(centred).mean(others) - jnp.square(rest)
+    mean = mean + rest
+    variance = jnp.square(centred).mean(others) - jnp.square(rest)
     mean = recompute.named(mean, recompute.STATISTICS)
     inverse = recompute.named(jax.lax.rsqrt(variance + epsilon), recompute.STATISTICS)
     y = _scaled(x, mean, scale * inverse, bias, axis)

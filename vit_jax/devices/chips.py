@@ -125,7 +125,9 @@ class Tpu:
             # No source mentions longer slices.
             if math.prod(cube) <= self.max_chips and cube[-1] <= 24
         ]
-        return [*self.small, *("x".join(map(str, c)) for c in sorted(cubes, key=math.prod))]
+        cubes.sort(key=math.prod)
+        names = ["x".join(map(str, cube)) for cube in cubes]
+        return [*self.small, *names]
 
 
 _SMALL_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -233,7 +235,8 @@ class Gpu:
         """
 
 
-_AMPERE, _HOPPER = (167936, 166912), (233472, 232448)  # Blackwell's data center GPUs as Hopper's
+_AMPERE = (167936, 166912)
+_HOPPER = (233472, 232448)  # Blackwell's data center GPUs as Hopper's
 
 # What XLA compiles by, up to `shared`: OpenXLA's own tables, xla/backends/gpu/target_config/specs; all eight compared
 # in November 2026, equal. NVLink (half of the bidirectional figure: 600 GB/s of A100, 900 of Hopper, 1,800 of
@@ -306,7 +309,8 @@ def check_gpus(name: str, slices: int = 1) -> tuple[Gpu, int, int]:
             f"--topology={name}: must be {kind}:GPUS or {kind}:HOSTSxGPUS, e.g. {kind}:{gpu.per_host} or"
             f" {kind}:8x{gpu.per_host}"
         )
-    hosts, count = int(match[1] or 1), int(match[2])
+    hosts = int(match[1] or 1)
+    count = int(match[2])
     if slices != 1:
         raise ConfigError(
             f"--slices={slices} is for TPUs: set --topology={kind}:HOSTSxGPUS, e.g. {kind}:{slices}x{count}"

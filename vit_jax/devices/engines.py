@@ -106,11 +106,14 @@ def share_of_cores(allowed: int, on_node: int, environment: Mapping[str, str]) -
       environment: variables of the process.
     """
     if "LOCAL_WORLD_SIZE" in environment:
-        engine, shared = "given", allowed  # What sets it binds no process.
+        engine = "given"
+        shared = allowed  # What sets it binds no process.
     elif "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
-        engine, shared = "ompi", on_node
+        engine = "ompi"
+        shared = on_node
     elif "SLURM_LOCALID" in environment and "SLURM_NTASKS" in environment:
-        engine, shared = "slurm", int(environment.get("SLURM_CPUS_ON_NODE") or on_node)
+        engine = "slurm"
+        shared = int(environment.get("SLURM_CPUS_ON_NODE") or on_node)
     else:
         return allowed
     rank = node_rank(engine, environment)

@@ -170,7 +170,8 @@ def describe_use(node: str, used: int, environment: Mapping[str, str], node_gpus
       environment: variables of the process.
       node_gpus: see `on_node`.
     """
-    slurm, shown = "SLURM_GPUS_ON_NODE" in environment, visible(environment)
+    slurm = "SLURM_GPUS_ON_NODE" in environment
+    shown = visible(environment)
     available = allocated(environment, 0 if shown is not None else node_gpus)
     return {
         "node": node,

@@ -115,7 +115,8 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None, *, copies: 
             f"set sizes whose product is {len(devices)}, -1 being the rest"
         )
     data, *inner = sizes
-    replicas = _replicas(data, inner[0], max(copies, len({slice_of(d) for d in devices})))
+    slices = {slice_of(device) for device in devices}
+    replicas = _replicas(data, inner[0], max(copies, len(slices)))
     arranged = _arranged(tuple(sizes), devices).reshape(replicas, data // replicas, *inner)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -280,9 +281,12 @@ def _over_data(axes: list, shape, sizes, free) -> None:
     shard = [size // count for size, count in zip(shape, parts, strict=True)]
 
     def padded(axis: int) -> int:
-        ours = [*shard[:axis], shard[axis] // sizes["data"], *shard[axis + 1 :]]
-        tile = [1] * (len(ours) - 2) + [*_TILE][-len(ours) :]
-        return math.prod(-(-size // unit) * unit for size, unit in zip(ours, tile, strict=True))
+        split = list(shard)
+        split[axis] //= sizes["data"]
+        outer_units = [1] * (len(split) - 2)
+        tile = outer_units + [*_TILE][-len(split) :]
+        tiles = [-(-size // unit) for size, unit in zip(split, tile, strict=True)]
+        return math.prod(tiles) * math.prod(tile)
 
     divides = [i for i in free if shard[i] % sizes["data"] == 0]
     if divides:
