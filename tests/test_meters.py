@@ -11,10 +11,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 # In 1,000 lines of code, and `elliptical` in 1,000 words. Whoever lowers a value lowers its ceiling.
 CEILINGS = {
     "core": {
-        "packed": 13.8, "chain": 43.4, "long": 2.2, "splat": 1.4, "guest": 3.1, "elliptical": 18.8,
+        "packed": 4.2, "chain": 32.7, "long": 1.3, "splat": 1.2, "guest": 2.6, "elliptical": 14.0,
     },
     "package": {
-        "packed": 16.4, "chain": 51.7, "long": 3.8, "splat": 1.4, "guest": 1.1, "elliptical": 21.3,
+        "packed": 13.7, "chain": 48.4, "long": 3.5, "splat": 1.4, "guest": 1.0, "elliptical": 19.6,
     },
 }  # fmt: skip
 
