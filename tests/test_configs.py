@@ -20,9 +20,9 @@ from vit_jax.config import CHECKPOINT, config_class
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats
 from vit_jax.models import registry
-from vit_jax.objectives.networks import OWN
+from vit_jax.objectives.networks import OWN, model_config_of
 from vit_jax.recipes.user_files import load_config
-from vit_jax.training.assembly import assemble, model_config_of, resolve
+from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.upkeep import announce
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"

@@ -12,8 +12,9 @@ import pytest
 from tests import lazily
 from vit_jax.base import patterns
 from vit_jax.models import registry
+from vit_jax.objectives.networks import model_config_of
 from vit_jax.recipes.user_files import load_recipe
-from vit_jax.training.assembly import assemble, model_config_of, resolve
+from vit_jax.training.assembly import assemble, resolve
 
 torch = lazily.Package("torch")
 SMALL = dict(

@@ -13,8 +13,9 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats, loading, resolving
 from vit_jax.models import registry
+from vit_jax.objectives.networks import model_config_of
 from vit_jax.recipes.user_files import load_config
-from vit_jax.training.assembly import model_config_of, resolve
+from vit_jax.training.assembly import resolve
 
 
 def taken_over(recipe, path, **data):
