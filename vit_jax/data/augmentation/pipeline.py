@@ -8,7 +8,6 @@ Everything is a pure function of its arguments, works on the whole batch, and gi
 sharded. Cutting images out of files is the host's work, see `decode`.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -236,13 +235,19 @@ def move(maps: Any, key: jax.Array, config: Augment) -> Any:
     """
     keys = _Keys.of_step(key)
     for augmentation in ON_PIXELS:
-        if augmentation.move is None or not augmentation.fields_on(config):
-            continue
-        move_map = functools.partial(
-            augmentation.move, key=keys.of_augmentation(augmentation), config=config
-        )
-        maps = jax.tree.map(move_map, maps)
+        if augmentation.move is not None and augmentation.fields_on(config):
+            own_key = keys.of_augmentation(augmentation)
+            maps = _move_leaves(augmentation.move, maps, own_key, config)
     return maps
+
+
+def _move_leaves(
+    move_map: Callable[[jax.Array, jax.Array, Augment], jax.Array],
+    maps: Any,
+    key: jax.Array,
+    config: Augment,
+) -> Any:
+    return jax.tree.map(lambda leaf: move_map(leaf, key, config), maps)
 
 
 def check_augmentation(config: Augment, channels: int) -> None:
