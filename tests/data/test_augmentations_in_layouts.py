@@ -7,13 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.data.test_patch_augmentation import images_of, padded
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation import color, patches, pipeline
 from vit_jax.data.options import Augment
-from vit_jax.models.contract import PatchBatch
-from vit_jax.models.embeddings import cut_patches
 
-SIDE, GRID = 4, (3, 5)
 AUGMENTATIONS = (*pipeline.ON_PIXELS, *pipeline.ON_NORMALIZED)
 # The fields that switch an augmentation on, strong enough that at least one image of the batch changes.
 STRENGTHS = {
@@ -43,21 +41,7 @@ def test_every_switch_of_the_pipeline_is_crossed():
 
 @pytest.fixture(scope="module")
 def images():
-    height, width = (SIDE * n for n in GRID)
-    return np.random.default_rng(0).integers(0, 256, (8, height, width, 3), np.uint8)
-
-
-def patches_of(images):
-    return PatchBatch(
-        cut_patches(jnp.asarray(images), GRID), jnp.tile(jnp.array(GRID, jnp.int32), (8, 1))
-    )
-
-
-def pixels_of(batch):
-    """The pixels (B, H, W, 3) of a batch of patches without padding."""
-    height, width = GRID
-    pixels = np.asarray(batch.patches).reshape(-1, height, width, SIDE, SIDE, 3)
-    return pixels.transpose(0, 1, 3, 2, 4, 5).reshape(-1, height * SIDE, width * SIDE, 3)
+    return np.random.default_rng(0).integers(0, 256, (8, 12, 16, 3), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +66,8 @@ def test_patches_change_as_whole_images_do_or_are_refused(field, images):
         native, _ = pipeline.augment(native, {}, KEY, config, layout=patches.Patches(3), **PLAIN)
         return whole, native
 
-    whole, native = augmented(images, patches_of(images))
-    native = pixels_of(native)
+    whole, native = augmented(images, padded(images))
+    native = np.stack(images_of(native))
     assert (np.asarray(whole) != images).any(axis=(1, 2, 3)).sum() >= 2
     if field in ("mixup", "cutmix"):  # Partners are other images there, by aspect.
         assert (native != images).any(axis=(1, 2, 3)).sum() >= 2

@@ -44,6 +44,6 @@ def module_parts(description: dict) -> tuple[str, str]:
 
 
 def abstract_modules(networks: Networks, description: dict) -> dict[str, dict]:
-    """Shapes and dtypes of what the objective owns, by the names of `module_parts`; of nothing {}."""
+    """Shapes and dtypes of the objective's arrays, by the names of `module_parts`; {} if it has none."""
     like = networks.abstract_modules()
     return {name: tree for name, tree in zip(module_parts(description), like, strict=True) if tree}

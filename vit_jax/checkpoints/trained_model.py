@@ -24,7 +24,7 @@ class TrainedModel:
       classes: label names, in the order of the logits.
       step: steps trained.
       directory: of the checkpoint.
-      objective_modules: what the objective owns, where the model answers by it.
+      objective_modules: the objective's modules and their arrays, if the model predicts with them.
     """
 
     model: nnx.Module

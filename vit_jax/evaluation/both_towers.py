@@ -84,7 +84,7 @@ class TextProgram:
         """Of texts, (n, E) float32 of length 1.
 
         Args:
-          module_weights: what the objective owns.
+          module_weights: arrays of the objective's modules.
           size: texts at a time, on all devices of the mesh.
         """
         cut = meshes.batch_sharding(mesh)

@@ -52,7 +52,7 @@ class EvaluatedModel:
     Attributes:
       weights: the averaged ones, if there is an average.
       state: the whole training state, while training; else `None`.
-      module_weights: what the objective owns, averaged too, where the model answers by it.
+      module_weights: arrays of the objective's modules, averaged too, if the model predicts with them.
     """
 
     weights: Weights

@@ -218,7 +218,8 @@ def _select(
 
 def _without_registers(x: jax.Array, config: classifier.ClassifierConfig) -> jax.Array:
     """What is captured of a layer, (B, N, D), less its registers, which follow class and distillation token."""
-    count, placed = getattr(config, "registers", 0), getattr(config, "tokens_with_position", 0)
+    count = getattr(config, "registers", 0)
+    placed = getattr(config, "tokens_with_position", 0)
     if not count:
         return x
     return jnp.concatenate([x[:, :placed], x[:, placed + count :]], axis=1)

@@ -140,7 +140,7 @@ class Learner:
 
     Attributes:
       model: the model.
-      modules: what `Objective.make_modules` made, or `None`.
+      modules: the result of `Objective.make_modules`, or `None`.
       teacher: a `Teacher`, or several of them, or for a moving average a `Learner`, or `None`.
       step: int32, updates made before this one.
       gram_teacher: the model with the weights of a `GramTeacher`, or `None`.

@@ -125,7 +125,8 @@ class Mae(Objective):
     def flops(self) -> int:
         model, decoder = self.context.model, self.decoder
         learned = model.tokens - self.patches
-        seen, placed = learned + self.visible, model.tokens_with_position
+        seen = learned + self.visible
+        placed = model.tokens_with_position
         ends = seen * model.width * decoder.width
         ends += (self.patches - self.visible) * decoder.width * model.patch**2 * model.channels
         encoder = model.embedding_flops() + model.block_flops(seen)
@@ -155,7 +156,9 @@ class Mae(Objective):
           images: (B, H, W, C), normalised.
           order: (B, N) the patches' numbers; the first are seen, the others removed.
         """
-        model, modules, seen = learner.model, learner.modules, self.visible
+        model = learner.model
+        modules = learner.modules
+        seen = self.visible
         patches = model.patches(images, deterministic=False, rngs=rngs)
         tokens = model.add_positions(patches, order[:, :seen])
         tokens, _ = model.encode(tokens, deterministic=False, rngs=rngs)

@@ -13,10 +13,10 @@ def check_gram_teacher(gram_teacher: GramTeacher, networks: Networks) -> None:
     if networks.adapters:
         raise ConfigError(
             f"{gram_teacher.option} = {gram_teacher.path}: in a run with adapters the Gram teacher has the "
-            f"weights that the run begins with; set "
-            f"--{gram_teacher.option}="
+            f"weights that the run begins with; set --{gram_teacher.option}="
         )
-    earlier, model = formats.read_checkpoint(gram_teacher.path).model_config, networks.model_config
+    earlier = formats.read_checkpoint(gram_teacher.path).model_config
+    model = networks.model_config
     for name in ("width", "depth", "heads", "patch"):
         if getattr(earlier, name, None) != getattr(model, name):
             raise ConfigError(

@@ -40,7 +40,7 @@ class PixelLayout(Protocol):
     def change_pixels(
         self, images: Images, change: Callable[[jax.Array, jax.Array | None], jax.Array]
     ) -> Images:
-        """Images whose pixels are changed where they are.
+        """Images with changed pixels; none of them moves.
 
         Args:
           change: a function of pixels (B, …, C), with two axes between, and of a mask (B, …) bool, false at padding;
@@ -62,8 +62,8 @@ class PixelLayout(Protocol):
         """Images of this dtype."""
 
 
-class Batch(NamedTuple):
-    """What an augmentation changes.
+class TrainingImages(NamedTuple):
+    """The images of a batch and their targets, which augmentations change.
 
     Attributes:
       images: of the layout.
@@ -82,9 +82,9 @@ class Augmentation(NamedTuple):
     """One augmentation of the package.
 
     Attributes:
-      fields: of `config.augment`, each of which switches it on.
+      fields: of `config.augment`; each one switches it on.
       apply: from a batch, a random key and the section to the batch, changed.
-      key: number of its key among the five of a step; `None`: the key of the step itself, of which it makes its own.
+      key: number of its key among the five of a step; `None`: it derives a key from that of the step.
       is_of_colors: whether images must be RGB.
       needs_whole_images: whether it depends on where a pixel is or on its neighbours, and patches are refused.
       moves_pixels: whether pixels move; then masks follow by `move`, or are refused.
@@ -92,7 +92,7 @@ class Augmentation(NamedTuple):
     """
 
     fields: tuple[str, ...]
-    apply: Callable[[Batch, jax.Array, Augment], Batch]
+    apply: Callable[[TrainingImages, jax.Array, Augment], TrainingImages]
     key: int | None
     is_of_colors: bool = False
     needs_whole_images: bool = False
@@ -104,7 +104,7 @@ class Augmentation(NamedTuple):
         return [field for field in self.fields if getattr(config, field)]
 
 
-def _flip(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _flip(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     return batch._replace(images=batch.layout.flip(batch.images, key))
 
 
@@ -112,41 +112,41 @@ def _flip_map(maps: jax.Array, key: jax.Array, config: Augment) -> jax.Array:
     return whole_images.flip(maps[..., None], key)[..., 0]
 
 
-def _choose_operations(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _choose_operations(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     images = batch.layout.choose_operations(batch.images, key, config, batch.mean)
     return batch._replace(images=images)
 
 
-def _three_augment(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _three_augment(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     policy = whole_images.POLICIES["three_augment"]
     return batch._replace(images=policy(batch.images, jax.random.fold_in(key, 2)))
 
 
-def _change_colors(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _change_colors(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     def change(pixels: jax.Array, inside: jax.Array | None) -> jax.Array:
         return color.change_colors(pixels, key, config, inside)
 
     return batch._replace(images=batch.layout.change_pixels(batch.images, change))
 
 
-def _change_by_registered(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _change_by_registered(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     def change(pixels: jax.Array, inside: jax.Array | None) -> jax.Array:
         return own.change(pixels, key, config)
 
     return batch._replace(images=batch.layout.change_pixels(batch.images, change))
 
 
-def _erase(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _erase(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     return batch._replace(images=batch.layout.erase(batch.images, key, config))
 
 
-def _mix(batch: Batch, key: jax.Array, config: Augment) -> Batch:
+def _mix(batch: TrainingImages, key: jax.Array, config: Augment) -> TrainingImages:
     images, targets = batch.layout.mix(batch.images, batch.targets, key, config)
     return batch._replace(images=images, targets=targets)
 
 
-# The order is that of the field. The number of a key is part of the draws: a new augmentation takes the step's key
-# (`key=None`) and folds its name in, as `own` does, so that the draws of all others stay as they are.
+# The field's usual order. The number of a key is part of the draws: a new augmentation takes the step's key
+# (`key=None`) and folds its name in, as `own` does, so that all other draws stay as they are.
 #
 # On pixels in [0, 255]: geometry first, so that corners which a policy fills are changed in colour as the image is;
 # registered augmentations last, for they may give floats of any kind.
@@ -185,7 +185,7 @@ def augment(
     Args:
       images: (B, H, W, C) uint8, or images of another layout.
       targets: a tree of float32 (B, …), such as one-hot or multi-hot labels (B, K).
-      key: random key; each operation has a sub-key, so switching one off leaves the draws of the others as they are.
+      key: random key; each operation has a sub-key, so that switching one off leaves all other draws as they are.
       config: the section `config.augment`; its fields are explained in `vit_jax.config.Augment`.
       mean, std: (C,), of pixels in [0, 1].
       dtype: of the images returned; all arithmetic is float32.
@@ -195,7 +195,7 @@ def augment(
       The images, of `dtype`, and the targets, mixed as the images are.
     """
     layout.check(images)
-    batch = Batch(images, targets, layout, mean)
+    batch = TrainingImages(images, targets, layout, mean)
     keys = _Keys.of_step(key)
     batch = _apply(ON_PIXELS, batch, keys, config)
     batch = batch._replace(images=layout.normalize(batch.images, mean, std))
@@ -218,8 +218,8 @@ class _Keys(NamedTuple):
 
 
 def _apply(
-    augmentations: Sequence[Augmentation], batch: Batch, keys: _Keys, config: Augment
-) -> Batch:
+    augmentations: Sequence[Augmentation], batch: TrainingImages, keys: _Keys, config: Augment
+) -> TrainingImages:
     """The batch after the augmentations that the config switches on."""
     for augmentation in augmentations:
         if augmentation.fields_on(config):

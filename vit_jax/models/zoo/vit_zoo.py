@@ -156,7 +156,8 @@ class PublishedViT(VisionTransformer):
         """Runs the blocks on placed tokens (B, N, D): tokens before the last norm, and what was captured. Registers
         stay where they are pooled too.
         """
-        config, placed = self.config, self.config.tokens_with_position
+        config = self.config
+        placed = config.tokens_with_position
         rates = config.dropout, config.attention_dropout, config.drop_path
         first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
         x = dropout(x, config.dropout, first_key)

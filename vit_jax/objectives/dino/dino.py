@@ -205,7 +205,9 @@ class Dino(Objective):
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         if "image" in batch:
             return self._held_out(learner, batch["image"])
-        options, modules, teacher = self.options, learner.modules, learner.teacher
+        options = self.options
+        modules = learner.modules
+        teacher = learner.teacher
         views = self._views_in(batch)
         images = jnp.concatenate([batch[name] for name in views.names], axis=1)
         masks = None
@@ -355,7 +357,9 @@ class Dino(Objective):
         """The cross-entropy of teacher and student on images (B, H, W, C) that no view was cut from: an
         example's own, whatever others are in the batch.
         """
-        images, modules, teacher = images[:, None], learner.modules, learner.teacher
+        images = images[:, None]
+        modules = learner.modules
+        teacher = learner.teacher
         (logits,) = teacher.modules.head([_look(teacher.model, images)[0]])
         centre = modules.centre[...] if self.options.centering == "centre" else 0.0
         probabilities = losses.centred(logits, centre, self.temperature(learner.step))

@@ -193,7 +193,8 @@ class Features(OutputTerm):
         batch: Batch,
         rngs: nnx.Rngs,
     ):
-        images, modules = batch["image"], learner.modules
+        images = batch["image"]
+        modules = learner.modules
         layers = layers or (layer_features.last(output, self.context.model),)
         of_teachers, ready, metrics = [], jnp.bool_(True), {}
         for number, teacher in enumerate(learner.teacher):
@@ -201,7 +202,9 @@ class Features(OutputTerm):
                 _look(teacher.model, teacher.prepare_inputs(images), self.options.kinds)
             )
             grid = layout.grid(teacher.model.config) if "patches" in taught else None
-            predictions, distances, alike = modules.adaptors[number](layers), [], []
+            predictions = modules.adaptors[number](layers)
+            distances = []
+            alike = []
             for kind, target in taught.items():
                 standard = modules.standards[number].get(kind)
                 ready &= standard is None or standard.is_ready
